@@ -18,6 +18,7 @@ help:
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): some minutes the first time"
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(BIN)/python ] || $$p -m venv $(VENV)
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,data,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
 	@touch $(STAMP)

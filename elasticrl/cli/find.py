@@ -19,7 +19,11 @@ ENDED: Final = "ended.json"  # in a job's folder: how `elasticrl run` of it ende
 
 
 class NotFound(Exception):
-    """No daemon fits, or several do; the message says what to do."""
+    """No daemon fits, or several do; the message says what to do. `note`: how the job ended that was asked for, if it has."""
+
+    def __init__(self, said: str, note: Mapping[str, Any] | None = None) -> None:
+        super().__init__(said)
+        self.note: Mapping[str, Any] = note or {}
 
 
 class NotOurs(Exception):
@@ -75,7 +79,7 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     silent = [path for path in found if left_behind(path)]
     living = [path for path in found if path not in silent]
     if not living:
-        raise NotFound(nobody(explicit, job, found))
+        raise nobody(explicit, job, found)
     jobs = jobs_of(living)
     if len(jobs) > 1:
         raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
@@ -83,16 +87,19 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     return (mine or living)[0]
 
 
-def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> str:
+def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> NotFound:
     """That nobody is there to be asked, whom else one may mean, and what became of a job that has ended."""
-    (over, report), others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
+    note, others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
+    over, report = (told(note), report_of(note)) if note else ("", "elasticrl report RUN")
     if job and others:
         none = over or f"no daemon of the job {job} is here"
-        return f"{none}; jobs that run here: {', '.join(others)}" + ("" if over else f". Say which: --job {others[0]}")
+        here = f"{none}; jobs that run here: {', '.join(others)}"
+        return NotFound(here, note) if over else NotFound(f"{here}. Say which: --job {others[0]}")
     if job and over:
-        return f"{over}. More: {report}, elasticrl incidents"
+        return NotFound(f"{over}. More: {report}, {incidents_of(note)}", note)
     if on_their_way := begun(explicit, job):
-        return f"`elasticrl run` of {', '.join(on_their_way)} has just begun, or is ending: ask again in some seconds"
+        names = ", ".join(on_their_way)
+        return NotFound(f"`elasticrl run` of {names} has just begun, or is ending: ask again in some seconds")
     whose = ", ".join(sorted(path.parent.name for path in silent))
     of = f"of the job {job} " if job else ""
     none = (
@@ -101,7 +108,7 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> st
         else f"no daemon {of}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
     )
     last = f"{report} ({over})" if over else report
-    return (
+    return NotFound(
         f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
         f"What became of a job that has ended: {last}"
     )
@@ -122,19 +129,20 @@ def begun(explicit: Path | None, job: str | None) -> list[str]:
     )
 
 
-def ended(explicit: Path | None, job: str | None) -> tuple[str, str]:
-    """How this user's `elasticrl run` of the job ended, or the newest of all (empty: none has said), and what tells more."""
+def ended(explicit: Path | None, job: str | None) -> Mapping[str, Any]:
+    """How this user's `elasticrl run` of the job ended, or the newest of all; empty: none has said."""
     found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):
             if folder != private_run_dir() or not strange(folder):
                 found += folder.glob(f"{job or '*'}/{ENDED}")
-    notes = []
+    notes: list[Mapping[str, Any]] = []
     for path in found:
         with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
             note = json.loads(path.read_text(encoding="utf-8"))
-            notes.append((float(note["at"]), told(note), report_of(note)))
-    return max(notes, default=(0.0, "", "elasticrl report RUN"))[1:]
+            told(note), report_of(note)  # whether it has all that they want
+            notes.append(note)
+    return max(notes, key=lambda note: float(note["at"]), default={})
 
 
 def told(note: Mapping[str, Any]) -> str:
@@ -154,6 +162,15 @@ def report_of(note: Mapping[str, Any]) -> str:
     with suppress(ValueError):
         left = left.relative_to(Path.cwd())
     return f"elasticrl report {shlex.quote(str(left))} --job {note['job']}"
+
+
+def incidents_of(note: Mapping[str, Any]) -> str:
+    """The command that lists what went wrong in it."""
+    state = Path(str(note.get("state_dir", "")))
+    with suppress(ValueError):
+        state = state.relative_to(Path.cwd())
+    usual = state in {Path(), Path("run/state")}  # where it looks by itself
+    return "elasticrl incidents" + ("" if usual else f" --state-dir {shlex.quote(str(state))}")
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:

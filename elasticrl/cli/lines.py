@@ -50,9 +50,14 @@ def events(
 ) -> None:
     """The newest events that this machine's daemons logged; with --store, what the store says of plan, commit and nodes."""
     lines = from_store(store, job, node, follow=follow) if store else told(run_dir, job, node, follow=follow)
+    none = True
     with suppress(KeyboardInterrupt):
         for line in lines:
             typer.echo(json.dumps(line) if as_json else render.event(line))
+            none = False
+    if none and node and not follow:
+        typer.echo(f"nothing speaks of {node}; elasticrl status shows who is there", err=True)
+        raise typer.Exit(Exit.FAILED)
 
 
 def logs(

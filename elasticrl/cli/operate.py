@@ -39,17 +39,22 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and look again every second.")] = False,
     store: StoreAt = None,
 ) -> None:
-    """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
+    """Is it training, how far, who is in, what should I do. Exits with 0 if it trains or has finished, else with 1."""
     picture: dict[str, Any] = {}
     if not watch:
-        picture = seen(store, run_dir, job)
-        typer.echo(json.dumps(picture) if as_json else render.status(picture))
+        try:
+            picture = seen(store, run_dir, job, over=True)
+        except find.NotFound as error:  # what its run has left in place of a picture
+            picture = {**error.note, "said": render.named(str(error), job)}
+            if not as_json and picture["state"] != "FINISHED":
+                raise failed(str(error), job) from None
+        typer.echo(json.dumps(picture) if as_json else picture.get("said") or render.status(picture))
     else:  # a job that is about to start, or a daemon that is restarted, is waited for
         pace = Pace()
 
         def look() -> str:
             said = quietly(store, job) if store else patiently(run_dir, job, "status")
-            picture.update(render.addressed(said, job))
+            picture.update(render.addressed(said, job, store))
             if as_json:
                 return json.dumps(picture)
             moving = pace.after(time.monotonic(), picture["step"])
@@ -98,7 +103,9 @@ def pause(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt
     """Hold the job at its next step; processes and state stay."""
     if not yes:
         name = seen(store, run_dir, job)["job"]
-        confirm(render.named(f"job {name}: no node makes steps any more until `elasticrl resume`.", job), yes=yes)
+        confirm(
+            render.named(f"job {name}: no node makes steps any more until `elasticrl resume`.", job, store), yes=yes
+        )
     say(store, run_dir, job, "pause")
 
 
@@ -123,24 +130,32 @@ def say(
 ) -> None:
     """Ask for something, and print what will happen."""
     said = outside(store, job, "ask", verb, node, **more) if store else ask(run_dir, job, verb, node=node, **more)
-    typer.echo(render.named(said, job))
+    typer.echo(render.named(said, job, store))
 
 
-def seen(store: str | None, run_dir: Path | None, job: str | None) -> dict[str, Any]:
-    """The picture of the job, with its name in commands where it was asked for by name."""
-    return render.addressed(outside(store, job, "look") if store else ask(run_dir, job, "status"), job)
+def seen(store: str | None, run_dir: Path | None, job: str | None, *, over: bool = False) -> dict[str, Any]:
+    """The picture of the job, with its name in commands where it was asked for by name. `over`: as `ask` has it."""
+    picture = outside(store, job, "look") if store else ask(run_dir, job, "status", over=over)
+    return render.addressed(picture, job, store)
 
 
-def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
-    """Ask a daemon of this machine; a refusal ends the command with its sentence."""
+def ask(run_dir: Path | None, job: str | None, verb: str, *, over: bool = False, **fields: Any) -> Any:
+    """Ask a daemon of this machine; a refusal ends the command with its sentence. `over`: that the job has ended is raised."""
     from elasticrl.daemon.client import Unanswered
     from elasticrl.daemon.client import ask as put
 
     try:
         return put(find.daemon(run_dir, job), verb, **fields)
     except (find.NotFound, Unanswered) as error:
-        typer.echo(render.named(str(error), job), err=True)
-        raise typer.Exit(Exit.FAILED) from None
+        if over and isinstance(error, find.NotFound) and error.note:
+            raise
+        raise failed(str(error), job) from None
+
+
+def failed(said: str, job: str | None, store: str | None = None) -> typer.Exit:
+    """To be raised, once it is said."""
+    typer.echo(render.named(said, job, store), err=True)
+    return typer.Exit(Exit.FAILED)
 
 
 def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
@@ -163,6 +178,8 @@ def quietly(where: str, job: str | None) -> Any:
 
     try:
         return asyncio.run(store.look(store.reach(where, job)))
+    except store.NoJob as error:
+        raise screen.Silent(str(error)) from None  # it may begin
     except StoreRefused:
         raise  # that does not pass
     except StoreError as error:
@@ -178,7 +195,7 @@ def outside(
     from elasticrl.core.model import Verb
     from elasticrl.daemon import outside as store
 
-    with explained(job):
+    with explained(job, where):
         settings = store.reach(where, job)
         if what == "look":
             return asyncio.run(store.look(settings))
@@ -187,7 +204,7 @@ def outside(
 
 
 @contextmanager
-def explained(job: str | None = None) -> Iterator[None]:
+def explained(job: str | None = None, where: str | None = None) -> Iterator[None]:
     """Inside, a store that cannot be used ends the command with its sentence."""
     from elasticrl.config import ConfigError
     from elasticrl.store import StoreError, StoreRefused
@@ -198,8 +215,7 @@ def explained(job: str | None = None) -> Iterator[None]:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from None
     except StoreError as error:
-        typer.echo(render.named(str(error), job), err=True)
-        raise typer.Exit(Exit.FAILED) from None
+        raise failed(str(error), job, where) from None
 
 
 def from_store(where: str, job: str | None, node: str | None, *, follow: bool) -> Iterator[dict[str, Any]]:

@@ -57,11 +57,25 @@ def plan(
         if parameters is not None:
             found = estimate.counted(tree, parse_count(parameters), workers=workers, memory_bytes=limit)
         else:
-            found = estimate.read(tree, workers=workers, memory_bytes=limit)
+            found = _read(tree, workers, limit)
     except (ConfigError, ShapeError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from error
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else _text(found))
+
+
+def _read(tree: "Tree", workers: int | None, limit: int | None) -> "Estimate":
+    """By the model that the configuration names; a program of one's own may have another."""
+    from elasticrl.config.relations import OUR_TRAINER
+    from elasticrl.ppo import estimate
+    from elasticrl.ppo.shapes import ShapeError
+
+    try:
+        return estimate.read(tree, workers=workers, memory_bytes=limit)
+    except ShapeError as error:
+        if tree.job.program == OUR_TRAINER or tree.model.path is None:
+            raise
+        raise ShapeError(f"{error} Or say how many parameters {tree.job.program} trains: --parameters 7B.") from None
 
 
 def _graph(tree: "Tree") -> str:

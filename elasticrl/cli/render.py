@@ -1,6 +1,7 @@
 """Pictures as text. Plain f-strings on purpose: `status` has 300 ms, and importing a table library takes half of them."""
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +19,10 @@ COLOUR = {
 
 #: Commands that operators are told to give, up to where `--job` goes.
 ASKED = re.compile(
-    r"elasticrl (?:incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
+    r"elasticrl (incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
 )
+#: Those that a store answers as well.
+OF_STORES = frozenset({"status", "events", "drain", "admit", "pause", "resume", "stop"})
 TOLD = ("reason", "here")  # what of a picture is a sentence, beside its advice
 OLD_S = 10.0  # from when on a plan's reason is told with its age: what it says is over by then
 STALE_S = 1.0  # from when on a row's step is told with its age
@@ -130,21 +133,28 @@ def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:
     return lines
 
 
-def addressed(picture: Mapping[str, Any], job: str | None) -> dict[str, Any]:
+def addressed(picture: Mapping[str, Any], job: str | None, store: str | None = None) -> dict[str, Any]:
     """The same with the job in the commands that it gives, where it was asked for by name, as where several run."""
-    told = {name: named(picture[name], job) for name in TOLD if name in picture}
-    return {**picture, **told, "advice": [named(text, job) for text in picture["advice"]]}
+    told = {name: named(picture[name], job, store) for name in TOLD if name in picture}
+    return {**picture, **told, "advice": [named(text, job, store) for text in picture["advice"]]}
 
 
-def named(text: str, job: str | None) -> str:
-    """With the job in the commands that a sentence gives.
+def named(text: str, job: str | None, store: str | None = None) -> str:
+    """With the job in the commands that a sentence gives, and with the `store` where they are asked of that.
 
     >>> named("See why: elasticrl events n2. Let it back: elasticrl admit n2.", "ppo")
     'See why: elasticrl events n2 --job ppo. Let it back: elasticrl admit n2 --job ppo.'
     >>> named("elasticrl drain b --force; elasticrl status --watch; elasticrl resume --job x; elasticrl run FILE", "ppo")
     'elasticrl drain b --job ppo --force; elasticrl status --job ppo --watch; elasticrl resume --job x; elasticrl run FILE'
+    >>> named("elasticrl resume. More: elasticrl incidents last.", "ppo", "etcd1:2379")
+    'elasticrl resume --store etcd1:2379 --job ppo. More: elasticrl incidents last --job ppo.'
     """
-    return ASKED.sub(rf"\g<0> --job {job}", text) if job else text
+
+    def more(found: re.Match[str]) -> str:
+        at = f" --store {shlex.quote(store)}" if store and found[1].split()[0] in OF_STORES else ""
+        return f"{found[0]}{at}{f' --job {job}' if job else ''}"
+
+    return ASKED.sub(more, text) if job or store else text
 
 
 def plain(text: str) -> str:

@@ -232,8 +232,9 @@ def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
     with suppress(StoreError, OSError, TimeoutError, Unreadable, KeyboardInterrupt):
         picture = asyncio.run(last())
         told = {name: picture[name] for name in ("job", "state", "step", "committed", "reason")}
-        left = os.path.commonpath([Path(each).absolute() for each in (tree.telemetry.log_dir, tree.node.state_dir)])
-        write_private(note, json.dumps({**told, "at": time.time(), "left": left}))
+        state = str(Path(tree.node.state_dir).absolute())
+        left = os.path.commonpath([Path(tree.telemetry.log_dir).absolute(), state])
+        write_private(note, json.dumps({**told, "at": time.time(), "left": left, "state_dir": state}))
 
 
 def missing(tree: Any) -> list[str]:

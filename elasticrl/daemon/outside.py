@@ -29,6 +29,10 @@ NOBODY = Member(node="", incarnation=0)  # whose eyes we look with: a member tha
 FIRST_S = 10.0  # for the first picture
 
 
+class NoJob(StoreRefused):
+    """Nothing in the store speaks of it."""
+
+
 class Unwilling(StoreError):
     """What is asked is understood, and cannot be done with the job as it is."""
 
@@ -98,6 +102,8 @@ async def look(where: StoreSettings) -> dict[str, Any]:
         past = await read_past(store)
         drains = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
     job = job_of(where)
+    if view.plan is None and not view.records and past is None:
+        raise NoJob(f"there is no job under {where.namespace} in this store")
     records, quarantines = view.records or {}, view.quarantines or {}
     made = picture(
         job, view, records, quarantines, rollouts,
@@ -113,7 +119,7 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
     async with open_store(where) as store:
         view = await now(store)
         if view.plan is None and not view.records:
-            raise StoreRefused(f"there is no job under {where.namespace} in this store")
+            raise NoJob(f"there is no job under {where.namespace} in this store")
         if view.plan is not None and view.plan.phase is Phase.STOP and verb in {Verb.PAUSE, Verb.RESUME, Verb.STOP}:
             raise Unwilling(f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again")
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
@@ -136,7 +142,7 @@ async def events(where: StoreSettings, node: str | None, *, follow: bool) -> Asy
     async with open_store(where) as store:
         async for view in views(store):
             if not follow and view.plan is None and not view.records:
-                raise StoreRefused(f"there is no job under {where.namespace} in this store")
+                raise NoJob(f"there is no job under {where.namespace} in this store")
             for line in differences(before, view):
                 if about(line, node):
                     yield {"at": datetime.fromtimestamp(time.time(), UTC).isoformat(), "level": "info", **line}

@@ -108,9 +108,15 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     assert all("n1" in str(json.loads(line)) for line in cli("events", "n1", "--json", *at).stdout.splitlines())
     refused = cli("drain", "n9", "--yes", *at)
     assert (refused.returncode, refused.stderr) == (1, "n9 is no member now; there are n0, n1, n2\n")
+    nobody = cli("events", "n9", *at)
+    assert (nobody.returncode, nobody.stderr) == (1, "nothing speaks of n9; elasticrl status shows who is there\n")
+    nowhere = cli("status", "--store", at[1], "--job", "nope")
+    assert (nowhere.returncode, nowhere.stderr) == (2, "there is no job under /elasticrl/nope/ in this store\n")
     assert cli("status", "--store", at[1]).returncode == 2
     workers = [job.worker(node) for node in NODES]
-    assert cli("pause", "--yes", *at).returncode == 0
+    paused = cli("pause", "--yes", *at)
+    assert paused.returncode == 0, paused.stderr
+    assert f"elasticrl resume {' '.join(at)}" in paused.stdout, "as it was asked"
     job.until(lambda: job.ask("n1", "status")["state"] == "PAUSED", 10.0, "the job holds")
     assert cli("status", *at).returncode == 1
     assert cli("resume", *at).returncode == 0

@@ -92,8 +92,14 @@ def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path)
         daemon(tmp_path)
     assert "start it (systemctl start elasticrl" in str(said.value), "this machine's job may be another, which is away"
     assert str(said.value).endswith(f"elasticrl report /home/me/run --job mine ({told})")
-    with pytest.raises(NotFound, match=r"all 4596 steps are made\. More: elasticrl report RUN"):
+    with pytest.raises(NotFound, match=r"all 4596 steps are made\. More: elasticrl report RUN") as said:
         daemon(tmp_path, "done")
+    assert said.value.note["state"] == "FINISHED"
+    for folder, told in (("/home/me/s 2", " --state-dir '/home/me/s 2'"), (str(Path("run/state").absolute()), "")):
+        note(f"apart{len(told)}", at=1.0, state_dir=folder)
+        with pytest.raises(NotFound) as said:
+            daemon(tmp_path, f"apart{len(told)}")
+        assert str(said.value).endswith(f", elasticrl incidents{told}")
     with pytest.raises(NotFound, match="no daemon of the job torn here"):
         daemon(tmp_path, "torn")
 

@@ -127,6 +127,33 @@ def test_what_status_shows_and_prints_as_json_names_the_job_that_was_named(daemo
     assert "--job" not in daemon.told("status", "--json").stdout
 
 
+@pytest.mark.parametrize(("state", "code"), [("FINISHED", 0), ("STOPPED", 1)])
+def test_status_of_a_run_that_is_over_says_how_it_ended_and_by_its_exit_code(
+    tmp_path: Path, state: str, code: int
+) -> None:
+    # Found by a reader of the README: of a run that had finished it was 1, and nothing on stdout with --json.
+    (tmp_path / "mine").mkdir()
+    note = {
+        "job": "mine",
+        "state": state,
+        "step": 40,
+        "committed": 40,
+        "reason": "so",
+        "at": time.time(),
+        "left": "/a/b/c",
+    }
+    (tmp_path / "mine" / "ended.json").write_text(json.dumps(note))
+    asked = ["status", "--job", "mine", "--run-dir", str(tmp_path)]
+    said = CliRunner().invoke(build(asked), asked)
+    assert said.exit_code == code
+    assert "job mine ended" in (said.stdout if code == 0 else said.stderr)
+    plain = CliRunner().invoke(build(asked), [*asked, "--json"])
+    assert plain.exit_code == code
+    assert json.loads(plain.stdout)["state"] == state
+    drain = CliRunner().invoke(build(["drain"]), ["drain", "n1", *asked[1:]])
+    assert (drain.exit_code, drain.stdout) == (1, ""), "what is over cannot be asked for anything"
+
+
 def test_a_job_that_is_not_here_is_not_taken_for_no_job_at_all(daemon: Daemon) -> None:
     said = daemon.told("status", "--job", "minee")
     assert (said.exit_code, said.stderr) == (

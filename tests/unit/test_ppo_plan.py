@@ -104,6 +104,10 @@ def test_the_flow_names_how_each_role_is_sharded_and_which_are_offloaded() -> No
         (("model.path=/nonexistent",), "/nonexistent/config.json does not exist"),
         (("--memory", "lots"), "lots"),
         (OWN, "model.path is not set: name a folder in Hugging Face's layout (model.path=FOLDER), or say how many"),
+        (
+            ("job.program=train.py", "model.path=/nonexistent"),
+            "Or say how many parameters train.py trains: --parameters 7B.",
+        ),
         ((*OWN, "--parameters", "7GB"), "7GB is no number of things: write it like 7B, 350M, 1.5e9 or 7_000_000_000"),
         (("--parameters", "7B"), "--parameters is for a program of your own, and job.program is elasticrl.ppo"),
         (("--parameters", "7B", "--graph"), "--parameters: only without --graph"),
