@@ -61,14 +61,18 @@ def run_dirs(explicit: Path | None = None) -> tuple[Path, ...]:
 def sockets(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> tuple[Path, ...]:
     """All control sockets that fit."""
     pattern = f"{job or '*'}/{node or '*'}/{CONTROL}"
+    return tuple(sorted(within(explicit, pattern)))
+
+
+def within(explicit: Path | None, pattern: str) -> list[Path]:
+    """What fits below the folders in which to look, but for those that others could put something into."""
     found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):  # XDG_RUNTIME_DIR may be another user's, as after `su`
-            if folder != private_run_dir() or not strange(
-                folder
-            ):  # /tmp is open to all: whoever was first would answer
+            # /tmp is open to all: whoever was first would answer.
+            if folder != private_run_dir() or not strange(folder):
                 found += folder.glob(pattern)
-    return tuple(sorted(found))
+    return found
 
 
 def daemon(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> Path:
@@ -89,7 +93,10 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
 
 def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> NotFound:
     """That nobody is there to be asked, whom else one may mean, and what became of a job that has ended."""
-    note, others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
+    playing, note = played(explicit, job), ended(explicit, job)
+    if job and playing:
+        return NotFound(f"`elasticrl run` of {job} has just begun, or is ending: ask again in some seconds")
+    others = jobs_of(path for path in sockets(explicit) if not left_behind(path))
     over, report = (told(note), report_of(note)) if note else ("", "elasticrl report RUN")
     if job and others:
         none = over or f"no daemon of the job {job} is here"
@@ -97,9 +104,10 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> No
         return NotFound(here, note) if over else NotFound(f"{here}. Say which: --job {others[0]}")
     if job and over:
         return NotFound(f"{over}. More: {report}, {incidents_of(note)}", note)
-    if on_their_way := begun(explicit, job):
-        names = ", ".join(on_their_way)
-        return NotFound(f"`elasticrl run` of {names} has just begun, or is ending: ask again in some seconds")
+    if playing:
+        return NotFound(
+            f"`elasticrl run` of {', '.join(playing)} has just begun, or is ending: ask again in some seconds"
+        )
     whose = ", ".join(sorted(path.parent.name for path in silent))
     of = f"of the job {job} " if job else ""
     none = (
@@ -114,30 +122,23 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> No
     )
 
 
-def begun(explicit: Path | None, job: str | None) -> list[str]:
+def played(explicit: Path | None, job: str | None) -> list[str]:
     """Jobs that an `elasticrl run` of this machine plays, by the locks that are held."""
-    try:
-        held = {word for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines() for word in line.split()}
-        files = [file for folder in run_dirs(explicit) for file in folder.glob(f"{job or '*'}/{RUN_LOCK}")]
-        marks = {file.parent.name: file.stat() for file in files}
-    except OSError:
-        return []
-    return sorted(
-        name
-        for name, file in marks.items()
-        if f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}" in held
-    )
+    held, names = set[str](), []
+    with suppress(OSError):
+        held.update(Path("/proc/locks").read_text(encoding="utf-8").split())
+    for file in within(explicit, f"{job or '*'}/{RUN_LOCK}"):
+        with suppress(OSError):
+            status = file.stat()
+            if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}" in held:
+                names.append(file.parent.name)
+    return sorted(names)
 
 
 def ended(explicit: Path | None, job: str | None) -> Mapping[str, Any]:
     """How this user's `elasticrl run` of the job ended, or the newest of all; empty: none has said."""
-    found: list[Path] = []
-    for folder in run_dirs(explicit):
-        with suppress(OSError):
-            if folder != private_run_dir() or not strange(folder):
-                found += folder.glob(f"{job or '*'}/{ENDED}")
     notes: list[Mapping[str, Any]] = []
-    for path in found:
+    for path in within(explicit, f"{job or '*'}/{ENDED}"):
         with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
             note = json.loads(path.read_text(encoding="utf-8"))
             told(note), report_of(note)  # whether it has all that they want

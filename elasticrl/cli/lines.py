@@ -19,7 +19,7 @@ import typer
 
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
-from elasticrl.cli.operate import StoreAt, from_store
+from elasticrl.cli.operate import StoreAt, failed, from_store
 from elasticrl.cli.options import AsJson, Job, Run
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 
@@ -56,8 +56,7 @@ def events(
             typer.echo(json.dumps(line) if as_json else render.event(line))
             none = False
     if none and node and not follow:
-        typer.echo(f"nothing speaks of {node}; elasticrl status shows who is there", err=True)
-        raise typer.Exit(Exit.FAILED)
+        raise failed(f"nothing speaks of {node}; elasticrl status shows who is there", job, store)
 
 
 def logs(

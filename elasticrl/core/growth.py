@@ -43,7 +43,7 @@ def form(scene: Scene) -> Move | None:
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
     came = [str(seat.member) for seat in seats if seat.member not in held]
-    paused = " after the pause" if plan.reason == PAUSED else ""
+    paused = " after the pause" if plan.reason.startswith(PAUSED) else ""
     why = f"going on{paused}{forgone(scene, seats)}" + (f", {some(came)} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
 

@@ -6,7 +6,7 @@ from elasticrl.core.losses import stranding
 from elasticrl.core.model import Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.scene import Move, Scene
 
-PAUSED: Final = "paused by an operator"  # the reason of that plan
+PAUSED: Final = "paused by"  # how the reason of that plan begins
 
 
 def over(scene: Scene) -> Move | None:
@@ -14,6 +14,11 @@ def over(scene: Scene) -> Move | None:
     if scene.plan and scene.plan.phase is Phase.STOP:
         return Move()
     return None
+
+
+def who(scene: Scene) -> str:
+    """Who wants what is wanted of the job."""
+    return scene.view.intent_by or "an operator"
 
 
 def asked_to_stop(scene: Scene) -> Move | None:
@@ -26,7 +31,7 @@ def asked_to_stop(scene: Scene) -> Move | None:
     if first := _forms_to_save(scene):
         return first
     seats = scene.kept
-    plan = scene.write(Phase.STOP, seats, "stopped by an operator", exit_code=Outcome.STOPPED.value)
+    plan = scene.write(Phase.STOP, seats, f"stopped by {who(scene)}", exit_code=Outcome.STOPPED.value)
     return Move(plan=plan)
 
 
@@ -45,14 +50,14 @@ def _forms_to_save(scene: Scene) -> Move | None:
     if not scene.behind:
         return None
     if plan.phase is not Phase.TRAIN:
-        why = "stopped by an operator; its gang forms once more, to save"
+        why = f"stopped by {who(scene)}; its gang forms once more, to save"
         return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike, saves=True))
     if scene.left_behind:  # it has broken up before it had grown
-        why = "stopped by an operator; its gang forms without those who load, to save"
+        why = f"stopped by {who(scene)}; its gang forms without those who load, to save"
         return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike, saves=True))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
         return None
-    return Move(wake_at=scene.deadline, why="stopped by an operator; its gang forms, to save")
+    return Move(wake_at=scene.deadline, why=f"stopped by {who(scene)}; its gang forms, to save")
 
 
 def finished(scene: Scene) -> Move | None:
@@ -83,10 +88,10 @@ def asked_to_pause(scene: Scene) -> Move | None:
     if leaving := _leave_while_paused(scene):
         return leaving
     if scene.plan is None or scene.plan.phase is Phase.HOLD:
-        return Move(why=PAUSED)
+        return Move(why=f"{PAUSED} {who(scene)}")
     if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
         return None  # what follows is the rule for who leaves
-    return Move(plan=scene.write(Phase.HOLD, scene.kept, PAUSED, strike=scene.plan.strike))
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, f"{PAUSED} {who(scene)}", strike=scene.plan.strike))
 
 
 def _leave_while_paused(scene: Scene) -> Move | None:

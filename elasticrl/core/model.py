@@ -398,6 +398,7 @@ class View:
     leader_revision: int = 0
     intent: Intent = Intent.RUN
     intent_generation: int = 0  # the newest when the intent was asked
+    intent_by: str = ""  # who asked, as "root on n0"; "": not known
     own: Record | None = None  # this member's own record, so that a lost write is noticed
     look: int = 0  # the generation whose workers shall say where they are
     look_revision: int = 0  # which request that is

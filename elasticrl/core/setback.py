@@ -26,7 +26,7 @@ def better(known: View, view: View) -> View:
     if commit is not None and view.committed < commit.step:
         view = replace(view, commit=commit, lost=True)
     if view.lost and view.intent_generation < known.intent_generation:
-        view = replace(view, intent=known.intent, intent_generation=known.intent_generation)
+        view = replace(view, intent=known.intent, intent_generation=known.intent_generation, intent_by=known.intent_by)
     return view
 
 

@@ -26,6 +26,7 @@ from elasticrl.daemon.client import VERSION, pack
 from elasticrl.shell.apart import apart
 
 MAX_LINE = 64 * 1024
+NAMED_S = 0.5  # for a user's name
 KNOWN_S = 60.0  # for which it is believed of somebody that he may ask, or may not
 
 
@@ -151,6 +152,15 @@ def belongs(asker: Asker, group: str) -> bool:
         return gid == asker.gid or gid in os.getgrouplist(name, asker.gid)
     except (KeyError, OSError):
         return False
+
+
+async def name_of(uid: int) -> str:
+    """A user's name, if this machine says it at once: users may come from a directory that is slow or down."""
+    try:
+        async with asyncio.timeout(NAMED_S):
+            return await apart(lambda: pwd.getpwuid(uid).pw_name)
+    except (KeyError, OSError, TimeoutError):
+        return f"user {uid}"
 
 
 def asker_of(sock: socket.socket) -> Asker:

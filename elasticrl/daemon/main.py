@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -592,9 +593,10 @@ class Daemon(Resident):
             self._plan = view.plan
             self.neighbours.follow(view.plan)
             began = now if was.sign_at is None else was.sign_at - was.detect_s
-            broken = lasting(before, view.plan, was, at=time.time() - (now - began)) if view.plan else None
-            if broken is not None and decision.state.lead is not None:
-                self._change_past(lambda past: past.after(broken))
+            at, paused = time.time() - (now - began), view.intent is Intent.PAUSE
+            told = lasting(before, view.plan, was, at=at, paused=paused) if view.plan else ()
+            if told and decision.state.lead is not None:
+                self._change_past(lambda past: reduce(Past.after, told, past))
         if trains_on(decision.state):
             self._trained_on = view.generation
         elif view.plan is not self._ring_plan:

@@ -95,14 +95,14 @@ async def spared(store: Store, view: View, settings: Settings, node: str, *, own
 
 
 async def write_down(
-    store: Store, verb: Verb, node: str | None, view: View, *, job: str, needs: int, within_s: float
+    store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int, within_s: float
 ) -> str:
     """What an operator asks of others into the store, and what he is told; or `Refused`: nobody asks it again for him, so he
     must know.
     """
     try:
         async with asyncio.timeout(within_s):
-            said = await ask(store, verb, node, view, job=job, needs=needs)
+            said = await ask(store, verb, node, view, job=job, by=by, needs=needs)
     except (StoreError, TimeoutError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         again = " ".join(filter(None, ("elasticrl", str(verb), node)))
@@ -117,11 +117,11 @@ async def write_down(
     return said
 
 
-async def ask(store: Store, verb: Verb, node: str | None, view: View, *, job: str, needs: int) -> str | None:
-    """What an operator asks of others into the store, and what he is told; None: there is no such node."""
+async def ask(store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int) -> str | None:
+    """What an operator asks of others into the store, and what he is told; None: there is no such node. `by`: who he is."""
     before = await intent(store) if verb in {Verb.PAUSE, Verb.RESUME} else None
     records = (await read_all(store))[0] if verb is Verb.STOP else {}
-    known = await request(store, verb, node, view.generation)
+    known = await request(store, verb, node, view.generation, by)
     match verb:
         case Verb.DRAIN if node and not known:
             return let_go(node) if await forget(store, node) else None

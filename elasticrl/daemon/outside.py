@@ -5,6 +5,8 @@ to it here in the same way. `--store FILE.yaml` takes endpoints, prefix, TLS and
 """
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
@@ -16,6 +18,7 @@ from elasticrl.core.drain import needed, refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon import operators
+from elasticrl.daemon.control import name_of
 from elasticrl.daemon.history import about
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import picture
@@ -102,7 +105,7 @@ async def look(where: StoreSettings) -> dict[str, Any]:
         past = await read_past(store)
         drains = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
     job = job_of(where)
-    if view.plan is None and not view.records and past is None:
+    if not (view.plan or view.commit or view.records or rollouts or past):
         raise NoJob(f"there is no job under {where.namespace} in this store")
     records, quarantines = view.records or {}, view.quarantines or {}
     made = picture(
@@ -130,7 +133,8 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
             membership = replace(unless.membership, min_nodes=needs or unless.membership.min_nodes)
             if why := refusal(view, replace(unless, membership=membership), node, asked.values()):
                 raise Unwilling(why)
-        said = await operators.ask(store, verb, node, view, job=job_of(where), needs=needs)
+        by = f"{await name_of(os.getuid())} on {socket.gethostname()}"
+        said = await operators.ask(store, verb, node, view, job=job_of(where), by=by, needs=needs)
         if said is None:
             raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
     return said

@@ -1,11 +1,11 @@
 """What befell a job so far, for whoever asks how it is: since when it runs, its faults in number and the newest in words, the
 nodes that went without a word.
 
-The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy), when a fault
-outlasts its first plan, and when nodes come and go. No decision reads it, so it may be late, or lost with the store; a leader
-that comes to office goes on with what the last one wrote. What a fault cost is told by those few who may have seen more of it,
-too: the highest stands, as in the list of incidents. (Who hears of a death by the plan does not know how long it took to be
-noticed.)
+The one idea: one key of the store, which the leader writes when a fault is over and again with its incident (where it does
+not, a deputy), when a fault outlasts its first plan, when nodes come and go, and at a pause. No decision reads it, so it may be
+late, or lost with the store; a leader that comes to office goes on with what the last one wrote. What a fault cost is told by
+those few who may have seen more of it, too: the highest stands, as in the list of incidents. (Who hears of a death by the plan
+does not know how long it took to be noticed.)
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from elasticrl.daemon.recovery import Done, Stages
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Entry, Put, Store, StoreError, Unchanged
 
+LEFT = 64  # names of nodes that are kept
 PAUSES_S = (0.0, 1.0, 5.0, 30.0, 120.0)  # before each attempt to write it down: the store may be what broke
 
 
@@ -44,6 +45,18 @@ class Broken:
         if self.lasts:
             return other.broke <= self.generation
         return other.broke < self.generation and other.generation <= self.generation
+
+    def joined(self, later: "Broken") -> "Broken":
+        """With what came before it was over; or in the words of who knows more by then, where they are about the same."""
+        mine, other = self.verdict, later.verdict
+        if later.generation == self.generation:
+            return replace(dearer(self, later), lasts=later.lasts)
+        if mine.fault != other.fault or not set(mine.nodes).isdisjoint(other.nodes):
+            return dearer(later, self)
+        verdict = replace(
+            other, nodes=(*mine.nodes, *other.nodes), ranks=tuple(dict.fromkeys((*mine.ranks, *other.ranks)))
+        )
+        return dearer(replace(later, verdict=verdict, said=f"{self.said}; {later.said}"), self)
 
     def until(self, done: Done) -> "Broken":
         """It, and how it ended."""
@@ -71,6 +84,7 @@ class Moves:
     """
 
     went: tuple[Member, ...] = ()  # without a word
+    left: tuple[str, ...] = ()  # in order
     came: tuple[str, ...] = ()
     there: frozenset[str] = frozenset()  # who is there now
     begun: bool = False  # the job has begun again after its end
@@ -89,6 +103,7 @@ class Past:
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
+    left: tuple[str, ...] = ()  # nodes that left in order, and are not back
     most: int = 0  # nodes that were there at once
 
     def after(self, broken: Broken) -> "Past":
@@ -97,6 +112,8 @@ class Past:
             return replace(self, faults=self.faults + 1, last=broken)
         if broken.generation < self.last.generation:
             return self  # an older one told anew is not the last
+        if self.last.lasts and broken.seconds is None:
+            return replace(self, last=self.last.joined(broken))
         return replace(self, last=dearer(broken, self.last))
 
     def over(self, done: Done, plan: Plan | None, now: float) -> "Past":
@@ -117,23 +134,23 @@ class Past:
         return replace(self, last=dearer(self.last, broken))
 
     def moved(self, moves: Moves, now: float) -> "Past":
-        """With who has come and gone. A job that begins again has no fault that lasts."""
+        """With who has come and gone. A job that begins again, or is paused, has no fault that lasts."""
         there, last = len(moves.there), self.last
         return replace(
             self._stood(moves, now),
-            last=replace(last, lasts=False) if moves.begun and last else last,
+            last=replace(last, lasts=False) if last and (moves.begun or moves.paused) else last,
             missing=self._missing(moves, now),
+            left=(*(node for node in self.left if node not in moves.there), *moves.left)[-LEFT:],
             most=there if moves.begun else max(self.most, there),
         )
 
     def _missing(self, moves: Moves, now: float) -> tuple[Missing, ...]:
-        """Who came back is missing no more. One that was not missing takes the place of whoever is missing longest, where there
-        would be more than ever else: nodes of a scheduler come under other names, and one that was drained comes back.
+        """Who came back is missing no more. One that nobody knew takes the place of whoever is missing longest: nodes of a
+        scheduler come under other names.
         """
-        known = {each.member.node for each in self.missing}
+        known = {*self.left, *(each.member.node for each in self.missing)}
         fresh = sum(name not in known for name in moves.came)
-        still = [each for each in self.missing if each.member.node not in moves.there]
-        still = still[min(fresh, max(0, len(moves.there) + len(still) - self.most)) :]
+        still = [each for each in self.missing if each.member.node not in moves.there][fresh:]
         gone = [member for member in moves.went if member.node not in moves.there]
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
@@ -165,25 +182,31 @@ class Past:
         return replace(self, missing=tuple(each for each in self.missing if each.member.node != node))
 
 
-def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float) -> Broken | None:
-    """A fault that this plan does not end: it has none train, or it is not the first that answers it. Or one that is not over
-    when a job is paused, of which nobody will tell how it ended. None for others: once they are over they are told, and until
-    then the plan says it all. `stages`: as they were `before`.
+def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float, paused: bool = False) -> tuple[Broken, ...]:
+    """Faults that this plan does not end, the first one first: it has none train, or it is not the first that answers them. Of
+    a job that is `paused` none lasts, and nobody will tell how it ended. Others are told once they are over, and until then the
+    plan says it all. `stages`: as they were `before`.
     """
-    paused = plan.phase is Phase.HOLD and plan.verdict is None
-    of, since = before if paused else plan, stages.since(plan)
-    if of is None or of.verdict is None or of.phase is Phase.STOP:
-        return None
-    if of.verdict.fault is Fault.UNKNOWN and " leaves" in of.reason:
-        return None  # no fault
-    if of.phase is Phase.TRAIN and since >= of.generation - (not paused):
-        return None
-    verdict, said = replace(of.verdict, because=(), against=()), of.verdict.said
-    first = before.verdict if before is not None and since < before.generation else None
-    if first is not None and first.fault == verdict.fault and first.said != said:  # two in a row
-        said, nodes = f"{first.said}; {said}", tuple(dict.fromkeys((*first.nodes, *verdict.nodes)))
-        verdict = replace(verdict, nodes=nodes, ranks=tuple(dict.fromkeys((*first.ranks, *verdict.ranks))))
-    return Broken(at=at, verdict=verdict, said=said, generation=of.generation, broke=stages.since(of), lasts=not paused)
+    since, trains, told = stages.since(plan), plan.phase is Phase.TRAIN, list[Broken]()
+    if plan.phase is Phase.STOP:
+        return ()
+    if before is not None and _speaks(before) and (before.phase is not Phase.TRAIN or since < before.generation):
+        told.append(_of(before, min(since, before.generation - 1), at, lasts=not paused))
+    if _speaks(plan) and (told or not trains):
+        told.append(_of(plan, since, at, lasts=not paused))
+    return tuple(told)
+
+
+def _speaks(plan: Plan) -> bool:
+    """Of a fault?"""
+    verdict = plan.verdict
+    return verdict is not None and not (verdict.fault is Fault.UNKNOWN and " leaves" in plan.reason)
+
+
+def _of(plan: Plan, broke: int, at: float, *, lasts: bool) -> Broken:
+    assert plan.verdict is not None
+    verdict = replace(plan.verdict, because=(), against=())
+    return Broken(at=at, verdict=verdict, said=verdict.said, generation=plan.generation, broke=broke, lasts=lasts)
 
 
 def dearer(told: Broken, other: Broken) -> Broken:
@@ -218,9 +241,12 @@ class Roster:
             return Moves(went=went, there=frozenset(now), begun=over, stopped=stopped or None, paused=self._paused)
         if was == self._paused and (before is now or before.keys() == now.keys()):
             return None
-        went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)
-        came = tuple(sorted(now.keys() - before.keys()))
-        return Moves(went=went, came=came, there=frozenset(now), paused=self._paused)
+        gone = [record for node, record in sorted(before.items()) if node not in now]
+        return Moves(
+            went=tuple(record.member for record in gone if not record.leaving),
+            left=tuple(record.member.node for record in gone if record.leaving),
+            came=tuple(sorted(now.keys() - before.keys())), there=frozenset(now), paused=self._paused,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """It leads no more."""
@@ -255,7 +281,7 @@ class Scribe:
         def told(past: Past) -> Past:
             if broken is None:
                 return past
-            known = past.last is not None and past.last.generation >= broken.generation
+            known = past.last is not None and not past.last.lasts and past.last.generation >= broken.generation
             return past.after(broken) if anew or not known else past.cost(broken)
 
         await asyncio.sleep(after_s)

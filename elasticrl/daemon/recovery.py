@@ -85,7 +85,10 @@ class Stages:
     def after(
         self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False, still_s: float = 0.0
     ) -> tuple["Stages", Done | None]:
-        """As `_after`, and how far the workers here have come."""
+        """As `_after`, and how far the workers here have come. A fault in whose hold a pause comes is timed by nobody."""
+        if paused and not self.paused and self.plan is not None and self.plan.phase is Phase.HOLD:
+            pauses = replace(self, sign_at=None, paused=True)
+            return pauses.after(event, plan, me, paused=paused, still_s=still_s)
         stages, done = self._after(event, plan, me, paused=paused, still_s=still_s)
         if isinstance(event, Workers):
             stages = replace(

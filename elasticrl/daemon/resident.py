@@ -223,9 +223,10 @@ class Resident(ABC):
                     await request(store, asked, self.name, view.generation)
             return promise(asked, self.tree.job.name, self.name)
         store, view, _ = self.seen
+        by = f"{await control.name_of(asker.uid)} on {self.name}"
         return await operators.write_down(
-            store, asked, node, view,
-            job=self.tree.job.name, needs=self.settings.membership.min_nodes, within_s=self.tree.store.timeout_s,
+            store, asked, node, view, job=self.tree.job.name, by=by,
+            needs=self.settings.membership.min_nodes, within_s=self.tree.store.timeout_s,
         )  # fmt: skip
 
     async def picture(self) -> Picture:

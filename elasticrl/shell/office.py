@@ -151,13 +151,14 @@ async def together(ttl_s: float) -> None:
     await asyncio.sleep(-time.time() % min(TOGETHER_S, ttl_s / 100))
 
 
-async def request(store: Store, verb: Verb, node: str | None, generation: int) -> bool:
-    """Write down what an operator asks, for those whom it concerns to see. False: there is no such node.
+async def request(store: Store, verb: Verb, node: str | None, generation: int, by: str = "") -> bool:
+    """Write down what an operator asks, for those whom it concerns to see; `by` whom, if that is known. False: there is no such
+    node.
 
     `generation` is the newest that the asker knows of: what was wanted of an earlier run of the job is not wanted of a later.
     """
     if verb in INTENTS:
-        await store.put(keys.INTENT, keys.dump(Wanted(intent=INTENTS[verb], generation=generation)))
+        await store.put(keys.INTENT, keys.dump(Wanted(intent=INTENTS[verb], generation=generation, by=by)))
     elif verb is Verb.ADMIT and node:
         barred = [keys.quarantine_key(node), keys.drain_key(node)]
         if await life_of(store, node) is None and not any([await store.get(key) for key in barred]):

@@ -15,6 +15,7 @@ from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store, StoreError
 
+NAME: Final = 64  # letters of who asked for something
 AGAIN_S: Final = 0.5  # between attempts to reach a store that is away
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Wanted:
 
     intent: Intent
     generation: int = 0
+    by: str = ""  # who asked; "": not known
 
 
 class Sight:
@@ -141,7 +143,9 @@ class Sight:
                 self.view = replace(self.view, leader=read(Member, entry, key), leader_revision=revision)
             case keys.INTENT:
                 wanted = read(Wanted, entry, key) or Wanted(intent=Intent.RUN)
-                self.view = replace(self.view, intent=wanted.intent, intent_generation=wanted.generation)
+                self.view = replace(
+                    self.view, intent=wanted.intent, intent_generation=wanted.generation, intent_by=wanted.by[:NAME]
+                )
             case keys.LOOK:
                 self.view = replace(self.view, look=read(int, entry, key) or 0, look_revision=revision)
             case _ if key == keys.drain_key(self._me.node):

@@ -6,8 +6,10 @@ One job serves all tests, in order: each begins when three ranks train, and ends
 import json
 import os
 import platform
+import pwd
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,7 +111,10 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     refused = cli("drain", "n9", "--yes", *at)
     assert (refused.returncode, refused.stderr) == (1, "n9 is no member now; there are n0, n1, n2\n")
     nobody = cli("events", "n9", *at)
-    assert (nobody.returncode, nobody.stderr) == (1, "nothing speaks of n9; elasticrl status shows who is there\n")
+    assert (nobody.returncode, nobody.stderr) == (
+        1,
+        f"nothing speaks of n9; elasticrl status {' '.join(at)} shows who is there\n",
+    )
     nowhere = cli("status", "--store", at[1], "--job", "nope")
     assert (nowhere.returncode, nowhere.stderr) == (2, "there is no job under /elasticrl/nope/ in this store\n")
     assert cli("status", "--store", at[1]).returncode == 2
@@ -118,7 +123,10 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     assert paused.returncode == 0, paused.stderr
     assert f"elasticrl resume {' '.join(at)}" in paused.stdout, "as it was asked"
     job.until(lambda: job.ask("n1", "status")["state"] == "PAUSED", 10.0, "the job holds")
-    assert cli("status", *at).returncode == 1
+    held = cli("status", *at)
+    assert held.returncode == 1
+    by = f"{pwd.getpwuid(os.getuid()).pw_name} on {socket.gethostname()}"
+    assert held.stdout.splitlines()[1] == f"paused by {by}"
     assert cli("resume", *at).returncode == 0
     job.until_steps(3, within_s=20.0)
     assert [job.worker(node) for node in NODES] == workers, "a pause costs no process"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -114,13 +115,14 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
     asks = [sys.executable, "-m", "elasticrl.cli.main", "status"]
     ended = subprocess.run(asks, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
+    by = f"{pwd.getpwuid(os.getuid()).pw_name} on n0"
     last = max(int(line.split()[4]) for line in (folder / "history").read_text().splitlines())
     assert (folder / "saves" / f"step-{last:08d}").exists()
-    assert f"s ago at step {last:,} (committed {last:,}): stopped by an operator; the same command goes" in ended.stderr
+    assert f"s ago at step {last:,} (committed {last:,}): stopped by {by}; the same command goes" in ended.stderr
     for kept in ("log", "state"):
         assert not (folder / kept / "fg").stat().st_mode & 0o007, "what may quote prompts is open to others"
     logs = "".join(log.read_text() for log in (folder / "log" / "fg").glob("*.daemon.log"))
-    assert "stopped by an operator" in logs
+    assert f"stopped by {by}" in logs
     assert "Traceback" not in logs
     assert '"bug"' not in logs
     runs = set()

@@ -144,3 +144,15 @@ def test_a_run_that_has_just_begun_is_not_to_be_started_again(tmp_path: Path) ->
                 daemon(tmp_path, job)
         with pytest.raises(NotFound, match="no daemon of the job other here"):
             daemon(tmp_path, "other")
+        note = {
+            "job": "mine",
+            "state": "FINISHED",
+            "step": 4,
+            "committed": 4,
+            "reason": "so",
+            "at": 1.0,
+            "left": "/a/b/c",
+        }
+        (tmp_path / "mine" / "ended.json").write_text(json.dumps(note))
+        with pytest.raises(NotFound, match="has just begun"):
+            daemon(tmp_path, "mine")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import reduce
 
 import pytest
 
@@ -177,8 +178,7 @@ HELD = Plan(generation=6, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), re
 def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> None:
     # Found by a reader: as two nodes died, `status` told of them while the job held; then of the fault before, as the plan
     # by which the others went on answers nothing; and of them again once a step was sealed.
-    open_ = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
-    assert open_ is not None
+    (open_,) = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
     before = Past(began=100.0, faults=1, last=replace(KILLED, generation=5, broke=4))
     held = before.after(open_)
     goes_on = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=None, reason="going on; 1 node trains")
@@ -226,16 +226,15 @@ def test_what_a_fault_cost_is_told_as_soon_as_it_is_over_and_once() -> None:
     unknown = replace(LOST, fault=Fault.UNKNOWN)
     assert Past(began=100.0).over(end, replace(answers, verdict=unknown), 960.0).faults == 0, "its incident may know"
     leaves = replace(HELD, verdict=unknown, reason="n1/1 leaves, and without it too few are left: holding to save")
-    assert lasting(None, leaves, Stages(), at=950.0) is None
+    assert lasting(None, leaves, Stages(), at=950.0) == ()
 
 
 def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
-    past = Past(began=100.0, faults=0)
+    past, before = Past(began=100.0, faults=0), None
     for plan in (HELD, replace(HELD, generation=7, phase=Phase.PROBE), replace(HELD, generation=8, phase=Phase.TRAIN)):
-        found = lasting(None, plan, Stages(sign_at=1.0, broke=5), at=950.0)
-        assert found is not None
-        past = past.after(found)
-    assert past.faults == 1
+        past = reduce(Past.after, lasting(before, plan, Stages(sign_at=1.0, broke=5), at=950.0), past)
+        before = plan
+    assert (past.faults, past.last and past.last.said) == (1, LOST.said)
     assert (
         past.over(Done(generation=8, broke=5, rung="reform", total_s=2.0, stages={}, lost=0), HELD, 960.0).faults == 1
     )
@@ -243,39 +242,104 @@ def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
 
 def test_a_plan_that_ends_its_fault_is_written_down_once_it_is_over_and_one_without_a_fault_never() -> None:
     trains, sign = replace(HELD, phase=Phase.TRAIN), Stages(sign_at=1.0, broke=5)
-    assert lasting(None, trains, sign, at=950.0) is None
-    assert lasting(None, trains, Stages(), at=950.0) is None, "nobody has seen a sign here"
-    assert lasting(None, replace(HELD, phase=Phase.STOP), sign, at=950.0) is None
-    assert lasting(None, replace(HELD, verdict=None), sign, at=950.0) is None, "an operator's pause"
+    assert lasting(None, trains, sign, at=950.0) == ()
+    assert lasting(None, trains, Stages(), at=950.0) == (), "nobody has seen a sign here"
+    assert lasting(trains, replace(HELD, phase=Phase.STOP), sign, at=950.0) == ()
+    well = replace(trains, generation=5, verdict=None)
+    assert lasting(well, replace(HELD, verdict=None), sign, at=950.0) == (), "nobody knows of what"
+    later = replace(HELD, generation=7, verdict=None)
+    assert lasting(trains, later, Stages(sign_at=9.0, broke=6), at=950.0) == (), "what broke since is not that one"
+    assert lasting(trains, replace(later, phase=Phase.TRAIN), Stages(), at=950.0) == (), (
+        "it was over, and somebody joined"
+    )
+
+
+def test_a_hold_that_is_no_pause_goes_on_with_the_fault_before_it() -> None:
+    # Found by a reader: who did not join in time was the reason of a hold without a verdict, and one fault counted as two.
+    answers, held = replace(HELD, phase=Phase.TRAIN), replace(HELD, generation=7, verdict=None)
+    for before in (answers, HELD):
+        past = reduce(Past.after, lasting(before, held, Stages(sign_at=1.0, broke=5), at=950.0), Past(began=100.0))
+        assert past.last is not None
+        assert (past.faults, past.last.lasts) == (1, True)
+        end = Done(generation=8, broke=5, rung="reform", total_s=9.0, stages={}, lost=0)
+        over = past.over(end, replace(held, generation=8, phase=Phase.TRAIN), 960.0)
+        assert over.last is not None
+        assert (over.faults, over.last.lasts, over.last.seconds) == (1, False, 9.0)
+        assert over.after(replace(over.last, said="as its incident has it")).faults == 1
 
 
 def test_a_fault_that_a_pause_comes_into_is_told_though_nobody_times_its_end() -> None:
     answers, paused = replace(HELD, phase=Phase.TRAIN), replace(HELD, generation=7, verdict=None)
-    told = lasting(answers, paused, Stages(sign_at=1.0, broke=5), at=950.0)
-    assert told is not None
-    past = Past(began=100.0).after(told)
+    told = lasting(answers, paused, Stages(sign_at=1.0, broke=5), at=950.0, paused=True)
+    past = reduce(Past.after, told, Past(began=100.0))
     resumed = replace(paused, generation=8, phase=Phase.TRAIN, reason="going on after the pause; 1 node trains")
     seen = picture("ppo", View(plan=resumed, leader=N0), {}, {}, needs=1, now=1000.0, past=past)
     assert words(asdict(seen)) == "1 fault in 15 m; the last 50 s ago: n1 and n2 are gone"
     assert not any("dead_node" in each for each in seen.advice), "no longer"
-    held = lasting(HELD, paused, Stages(), at=950.0)
-    assert held is not None
-    assert Past(began=100.0).after(replace(held, lasts=True)).after(held).last == held, "one for which it held"
-    assert lasting(answers, paused, Stages(), at=950.0) is None, "it had sealed a step"
-    assert lasting(answers, paused, Stages(sign_at=9.0, broke=6), at=950.0) is None, "what broke since is not that one"
+    both = replace(KILLED, said="n1 is gone; n2 is gone", seconds=None, generation=6, broke=5, lasts=True)
+    held = Past(began=100.0).after(both)
+    told = lasting(HELD, paused, Stages(), at=950.0, paused=True)
+    assert reduce(Past.after, told, held).last == replace(both, lasts=False), "one for which it held"
+    assert held.moved(Moves(paused=True), 960.0).last == replace(both, lasts=False), "and that is paused as it holds"
+    assert lasting(answers, paused, Stages(), at=950.0, paused=True) == (), "it had sealed a step"
 
 
-def test_a_fault_that_comes_before_the_last_one_is_over_is_told_with_it() -> None:
+def test_a_job_that_begins_again_has_no_fault_that_lasts() -> None:
+    held = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
+    ended = there(N0, N1)
+    assert ended.plan is not None
+    ended = replace(ended, plan=replace(ended.plan, phase=Phase.STOP, exit_code=75))
+    past, roster = reduce(Past.after, held, Past(began=100.0, most=4)), Roster()
+    assert roster.look(ended) is None
+    moves = roster.look(there(N0, N1))
+    assert moves is not None
+    past = past.moved(moves, 970.0)
+    again = there(N0, N1)
+    seen = picture("ppo", again, again.records or {}, {}, needs=2, now=1000.0, past=past)
+    assert ", over" not in words(asdict(seen))
+    assert seen.advice == (), "nor a word of the nodes that it had then"
+
+
+def test_faults_that_come_before_the_last_one_is_over_are_told_with_it() -> None:
     # Found by a reader: of two nodes that were killed at once the first was in no sentence while the others held.
-    first, second = (replace(LOST, nodes=(node,), cause=f"{node} is gone") for node in ("n1", "n2"))
+    first, second, third = (replace(LOST, nodes=(node,), cause=f"{node} is gone") for node in ("n1", "n2", "n3"))
     answers = replace(HELD, generation=6, phase=Phase.TRAIN, verdict=first)
     held = replace(HELD, generation=7, verdict=second)
-    told = lasting(answers, held, Stages(sign_at=1.0, broke=5), at=950.0)
-    assert told is not None
-    assert (told.said, told.verdict.nodes, told.broke) == ("n1 is gone; n2 is gone", ("n1", "n2"), 5)
-    alone = lasting(answers, held, Stages(sign_at=9.0, broke=6), at=950.0)
-    assert alone is not None
+    sign, past = Stages(sign_at=1.0, broke=5), Past(began=100.0)
+    past = reduce(Past.after, lasting(answers, held, sign, at=950.0), past)
+    assert past.last is not None
+    assert (past.last.said, past.last.verdict.nodes, past.last.broke) == ("n1 is gone; n2 is gone", ("n1", "n2"), 5)
+    more = replace(HELD, generation=8, verdict=third)
+    past = reduce(Past.after, lasting(held, more, sign, at=950.0), past)
+    assert past.last is not None
+    assert (past.faults, past.last.said) == (1, "n1 is gone; n2 is gone; n3 is gone")
+    (alone,) = lasting(answers, held, Stages(sign_at=9.0, broke=6), at=950.0)
     assert alone.said == "n2 is gone", "the first one was over"
+
+
+def test_a_fault_that_is_judged_better_is_told_in_the_newer_words_alone() -> None:
+    # Found by a reader: a probe that found one end of a slow way to be at fault left the other one in the advice.
+    way = replace(LOST, fault=Fault.NETWORK, nodes=("n1", "n2"), cause="the way between n1 and n2 takes long")
+    end = replace(way, nodes=("n1",), cause="n1 is out of reach")
+    probed, again = (
+        replace(HELD, phase=Phase.PROBE, verdict=way),
+        replace(HELD, generation=7, phase=Phase.TRAIN, verdict=end),
+    )
+    past = Past(began=100.0)
+    for before, plan in ((None, probed), (probed, again)):
+        past = reduce(Past.after, lasting(before, plan, Stages(sign_at=1.0, broke=5), at=950.0), past)
+    assert past.last is not None
+    assert (past.faults, past.last.said, past.last.verdict.nodes) == (1, "n1 is out of reach", ("n1",))
+
+
+def test_who_led_and_lost_its_seat_leaves_the_end_to_a_deputy() -> None:
+    async def main() -> Past | None:
+        store = MemoryStore()
+        await Scribe().write(store, 100.0, replace(KILLED, seconds=None, lasts=True))
+        await Scribe().write(store, 100.0, KILLED, anew=False)
+        return await past.read(store)
+
+    assert asyncio.run(main()) == Past(began=100.0, faults=1, last=KILLED)
 
 
 def test_of_two_nodes_that_died_one_after_the_other_the_advice_names_both() -> None:
@@ -297,23 +361,6 @@ def test_why_a_gang_is_on_gloo_stays_in_the_advice_and_counts_once() -> None:
     assert any(each.startswith("fabric (n1, n2): Look at NCCL.") for each in seen.advice)
     back = replace(stays, generation=8, backend="")
     assert not picture("ppo", View(plan=back, leader=N0), {}, {}, needs=1, now=1000.0, past=past).advice
-
-
-def test_a_job_that_begins_again_has_no_fault_that_lasts() -> None:
-    held = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
-    assert held is not None
-    ended = there(N0, N1)
-    assert ended.plan is not None
-    ended = replace(ended, plan=replace(ended.plan, phase=Phase.STOP, exit_code=75))
-    past, roster = Past(began=100.0, most=4).after(held), Roster()
-    assert roster.look(ended) is None
-    moves = roster.look(there(N0, N1))
-    assert moves is not None
-    past = past.moved(moves, 970.0)
-    again = there(N0, N1)
-    seen = picture("ppo", again, again.records or {}, {}, needs=2, now=1000.0, past=past)
-    assert ", over" not in words(asdict(seen))
-    assert seen.advice == (), "nor a word of the nodes that it had then"
 
 
 def test_what_a_cap_keeps_from_being_mended_is_another_fault_than_the_one_before_it() -> None:
@@ -379,6 +426,10 @@ def test_a_node_that_was_drained_and_comes_back_does_not_take_the_place_of_one_t
     back = there(N0, N1, replace(N2, incarnation=2))
     past = rolled(all_four, three, there(N0, N1, N2, leaving=N2), two, back)
     assert [each.member for each in past.missing] == [n3]
+    n9 = Member(node="n9", incarnation=1)
+    past = rolled(all_four, three, there(N0, N1, N2, leaving=N2), two, there(N0, N1, n9))
+    assert past.missing == (), "but one of another name does, though fewer are there by now"
+    assert past.left == ("n2",)
 
 
 def test_who_was_let_go_though_the_others_hold_without_it_is_not_gone_without_a_word() -> None:

@@ -332,3 +332,21 @@ def test_what_had_been_sealed_and_is_made_again_is_lost():
         (works(1.4, Work.TRAINING, 2, 20), SECOND),
     )
     assert again.lost == 0
+
+
+def test_a_pause_in_the_hold_of_a_fault_is_no_part_of_what_it_cost():
+    # Found by a reader: it was over in an hour, as nobody had resumed the job.
+    hold = Plan(generation=2, phase=Phase.HOLD, seats=FIRST.seats)
+    again = replace(SECOND, generation=3)
+    stages, done = Stages(), None
+    for event, plan, paused in (
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST, False),
+        (works(9.0, Work.FAILED, 1, 7), FIRST, False),
+        (Seen(now=9.1, view=View(plan=hold)), hold, False),
+        (Seen(now=20.0, view=View(plan=hold)), hold, True),
+        (Seen(now=3600.0, view=View(plan=again)), again, False),
+        (works(3600.1, Work.TRAINING, 3, 7), again, False),
+        (works(3600.2, Work.TRAINING, 3, 8), again, False),
+    ):
+        stages, done = stages.after(event, plan, ME, paused=paused)
+        assert done is None
