@@ -57,6 +57,7 @@ STEP_MS = 50
 NODES = ("n0", "n1", "n2")
 PATIENCE_S = 60.0
 PROGRAM = Path(__file__).parents[1] / "tests" / "runtime" / "run_job.py"
+NAMES_N1 = re.compile(r"\bn1[/:]")  # as "n1/1: ..." or, where nobody lost a seat, "n1: rank 1 ..."
 BEGINNING = re.compile(r"(\S+) elasticrl: generation (\d+): rank \d+ of \d+, lanes .*, from step (\d+)\.\d+ \((.*)\)")
 LEAVING = re.compile(r"(\S+) elasticrl: left generation (\d+):")
 SIGNS = ("worker.exited", "worker.stalled", "neighbour.suspected")
@@ -410,7 +411,11 @@ def main() -> int:
         fault: {name: summary([c.stages[name] for c in costs if name in c.stages]) for name in STAGES}
         for fault, costs in ours.items()
     }
-    named = {fault: all("n1/" in c.reason for c in ours[fault]) for fault in ("stop", "hang") if ours.get(fault)}
+    named = {
+        fault: all(NAMES_N1.search(c.reason) for c in ours[fault]) for fault in ("stop", "hang") if ours.get(fault)
+    }
+    for fault, reason in ((f, c.reason) for f in named for c in ours[f] if not NAMES_N1.search(c.reason)):
+        print(f"{fault}: n1 is not named: {reason}", file=sys.stderr)
     met = {fault: results["elasticrl"][fault].get("median", 1e9) <= GOALS[fault] for fault in ours if fault in GOALS}
     met |= {f"stall of {fault}": stalls[fault].get("median", 1e9) <= STALLS[fault] for fault in ours if fault in STALLS}
     met |= {f"{fault}: the rank is named": good for fault, good in named.items()}
