@@ -32,7 +32,6 @@ from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
 LOADS_S = 1.0  # a program that loads for less is no news
-SOON_S = 1.0  # after a plan
 PROBLEM = 200  # characters of why a node gets no worker ready, or keeps no log
 REPORTS_PER_S = (
     200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
@@ -92,12 +91,9 @@ def lease_held(state: State, now: float) -> bool:
 
 
 def report_every(state: State) -> float:
-    """Seconds between two refreshes of the step in a node's record; the more nodes share the store, the more. Once soon after a
-    plan: what stood there when it came looks as if nobody had got on since.
-    """
-    plan, usual_s = plan_of(state), state.settings.membership.report_s
-    every_s = min(usual_s, SOON_S) if state.reported < state.adopted + SOON_S else usual_s
-    return max(every_s, len(plan.seats) / REPORTS_PER_S if plan else 0.0)
+    """Seconds between two refreshes of the step in a node's record; the more nodes share the store, the more."""
+    plan = plan_of(state)
+    return max(state.settings.membership.report_s, len(plan.seats) / REPORTS_PER_S if plan else 0.0)
 
 
 def record_of(state: State, now: float) -> Record:
