@@ -276,8 +276,11 @@ def test_a_drained_node_leaves_cleanly_and_returns(job: Job) -> None:
     job.until_steps(2, after=drained_at, within_s=10.0)
     needed = cli("drain", "n0", "--yes", "--run-dir", str(job.folder / "run"))
     assert (needed.returncode, "n0 stays: without it 1 of the 2 nodes" in needed.stderr) == (1, True), needed.stderr
-    needed = cli("drain", "n0", "--yes", "--store", str(job.folder / "job.yaml"))
-    assert (needed.returncode, "elasticrl drain n0 --force" in needed.stderr) == (1, True), needed.stderr
+    file = str(job.folder / "job.yaml")
+    needed = cli("drain", "n0", "--yes", "--store", file)
+    assert (needed.returncode, f"elasticrl drain n0 --store {file} --force" in needed.stderr) == (1, True), (
+        needed.stderr
+    )
     assert not [
         line for line in job.events("n1", "worker.exited") if line["at"] > job.events("n1", "control.asked")[-1]["at"]
     ]
