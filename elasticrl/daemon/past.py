@@ -112,6 +112,8 @@ class Past:
             return replace(self, faults=self.faults + 1, last=broken)
         if broken.generation < self.last.generation:
             return self  # an older one told anew is not the last
+        if broken.lasts and not self.last.lasts:
+            return self  # it is over
         if self.last.lasts and broken.seconds is None:
             return replace(self, last=self.last.joined(broken))
         return replace(self, last=dearer(broken, self.last))
@@ -188,8 +190,8 @@ def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float, pause
     plan says it all. `stages`: as they were `before`.
     """
     since, trains, told = stages.since(plan), plan.phase is Phase.TRAIN, list[Broken]()
-    if plan.phase is Phase.STOP:
-        return ()
+    if plan.phase is Phase.STOP or (before is not None and before.generation >= plan.generation):
+        return ()  # the job is over; or the plan was read anew
     if before is not None and _speaks(before) and (before.phase is not Phase.TRAIN or since < before.generation):
         told.append(_of(before, min(since, before.generation - 1), at, lasts=not paused))
     if _speaks(plan) and (told or not trains):

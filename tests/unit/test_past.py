@@ -254,6 +254,15 @@ def test_a_plan_that_ends_its_fault_is_written_down_once_it_is_over_and_one_with
     )
 
 
+def test_a_plan_that_is_read_anew_breaks_nothing_and_what_is_over_does_not_begin_again() -> None:
+    # Found by a recording: who came to lead read the plan again, and the next node's death was told as the fault before it.
+    trains = replace(HELD, phase=Phase.TRAIN)
+    assert lasting(trains, replace(trains), Stages(), at=950.0) == ()
+    assert lasting(HELD, replace(HELD), Stages(), at=950.0) == ()
+    over = Past(began=100.0).after(replace(KILLED, generation=6, broke=5))
+    assert over.after(replace(KILLED, generation=6, broke=5, seconds=None, rung="", lasts=True)) == over
+
+
 def test_a_hold_that_is_no_pause_goes_on_with_the_fault_before_it() -> None:
     # Found by a reader: who did not join in time was the reason of a hold without a verdict, and one fault counted as two.
     answers, held = replace(HELD, phase=Phase.TRAIN), replace(HELD, generation=7, verdict=None)
