@@ -328,9 +328,8 @@ def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, step
             pass  # not yet; at the end nobody answers either
         else:
             picture = render.addressed(picture, job)
-            over = (
-                picture["exit_code"] is not None
-            )  # who dies as it ends would wait for the others, who do not come back
+            # Who dies as the job ends would, if it were started again, wait for the others, who do not come back.
+            over = picture["exit_code"] is not None
             for each in done if picture["exit_code"] is None else ():
                 if each not in left:
                     left.append(each)

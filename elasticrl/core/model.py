@@ -318,9 +318,7 @@ class Record:
     taken: str = ""  # after what: a word of `words.ENDS`
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
     unlogged: str = ""  # why what this node's processes say is not kept where it should be
-    needs: int = (
-        0  # nodes below which the job holds, by this node's configuration, for display and refusals; 0: not told
-    )
+    needs: int = 0  # nodes below which its job holds, by its configuration, for display and refusals; 0: not told
     leaving: bool = False
 
 

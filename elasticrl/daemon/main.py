@@ -650,10 +650,9 @@ class Daemon(Resident):
             self._told_of = generation
             self.metrics.lost.inc(told.steps or 0)
         done = self._done if self._done and self._done.generation == generation else None
-        self._broken_last = broken = Broken(
-            at=datetime.fromisoformat(told.began).timestamp(),
-            verdict=replace(told.verdict, because=(), against=()), said=told.verdict.said,
-            generation=generation, broke=broke,
+        at = datetime.fromisoformat(told.began).timestamp()
+        self._broken_last = broken = replace(
+            Broken.of(told.verdict, at=at, generation=generation, broke=broke),
             seconds=told.seconds, steps=told.steps, rung=done.rung if done else "",
         )  # fmt: skip
         if self.node is None:

@@ -40,6 +40,12 @@ class Broken:
     rung: str = ""  # what was done about it; "": not known
     lasts: bool = False  # no gang has sealed a step since
 
+    @classmethod
+    def of(cls, verdict: Verdict, *, at: float, generation: int, broke: int, lasts: bool = False) -> "Broken":
+        """By its verdict, of which the grounds are left out: its incident has them."""
+        bare = replace(verdict, because=(), against=())
+        return cls(at=at, verdict=bare, said=verdict.said, generation=generation, broke=broke, lasts=lasts)
+
     def same(self, other: "Broken") -> bool:
         """Is the other one this one told anew, one before it, or how this one ended?"""
         if self.lasts:
@@ -125,8 +131,7 @@ class Past:
             return replace(self, last=last.until(done))
         if verdict is None or verdict.fault is Fault.UNKNOWN:
             return self
-        verdict = replace(verdict, because=(), against=())
-        told = Broken(at=now - done.total_s, verdict=verdict, said=verdict.said, generation=0, broke=done.broke)
+        told = Broken.of(verdict, at=now - done.total_s, generation=done.generation, broke=done.broke)
         return self.after(told.until(done))
 
     def cost(self, broken: Broken) -> "Past":
@@ -192,23 +197,22 @@ def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float, pause
     since, trains, told = stages.since(plan), plan.phase is Phase.TRAIN, list[Broken]()
     if plan.phase is Phase.STOP or (before is not None and before.generation >= plan.generation):
         return ()  # the job is over; or the plan was read anew
-    if before is not None and _speaks(before) and (before.phase is not Phase.TRAIN or since < before.generation):
-        told.append(_of(before, min(since, before.generation - 1), at, lasts=not paused))
-    if _speaks(plan) and (told or not trains):
-        told.append(_of(plan, since, at, lasts=not paused))
+    if (
+        before is not None
+        and (verdict := _fault(before))
+        and (before.phase is not Phase.TRAIN or since < before.generation)
+    ):
+        first = min(since, before.generation - 1)
+        told.append(Broken.of(verdict, at=at, generation=before.generation, broke=first, lasts=not paused))
+    if (verdict := _fault(plan)) and (told or not trains):
+        told.append(Broken.of(verdict, at=at, generation=plan.generation, broke=since, lasts=not paused))
     return tuple(told)
 
 
-def _speaks(plan: Plan) -> bool:
-    """Of a fault?"""
+def _fault(plan: Plan) -> Verdict | None:
+    """That it answers; None for one by which somebody leaves, of which nothing is known."""
     verdict = plan.verdict
-    return verdict is not None and not (verdict.fault is Fault.UNKNOWN and " leaves" in plan.reason)
-
-
-def _of(plan: Plan, broke: int, at: float, *, lasts: bool) -> Broken:
-    assert plan.verdict is not None
-    verdict = replace(plan.verdict, because=(), against=())
-    return Broken(at=at, verdict=verdict, said=verdict.said, generation=plan.generation, broke=broke, lasts=lasts)
+    return None if verdict and verdict.fault is Fault.UNKNOWN and " leaves" in plan.reason else verdict
 
 
 def dearer(told: Broken, other: Broken) -> Broken:

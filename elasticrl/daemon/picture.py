@@ -422,10 +422,8 @@ def answered(past: Past, plan: Plan | None) -> Past:
     """With the fault that the plan answers, though its incident is not written yet."""
     if plan is None or plan.verdict is None or (past.last and past.last.generation >= plan.generation):
         return past
-    verdict, before = plan.verdict, plan.generation - 1
-    return past.after(
-        Broken(at=0.0, verdict=verdict, said=verdict.said, generation=plan.generation, broke=before, lasts=True)
-    )
+    before = plan.generation - 1
+    return past.after(Broken.of(plan.verdict, at=0.0, generation=plan.generation, broke=before, lasts=True))
 
 
 def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> Iterator[str]:
