@@ -96,7 +96,7 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     status = cli("status", "--json", *at)
     assert status.returncode == 0, status.stderr
     picture = json.loads(status.stdout)
-    assert picture["state"] == "TRAINING"
+    assert (picture["state"], picture["needs"]) == ("TRAINING", 2), "as its nodes say"
     assert [row["node"] for row in picture["rows"]] == list(NODES)
     assert "TRAINING" in cli("status", "--store", str(job.folder / "job.yaml")).stdout
     said = [json.loads(line) for line in cli("events", "--json", *at).stdout.splitlines()]
@@ -281,6 +281,8 @@ def test_a_drained_node_leaves_cleanly_and_returns(job: Job) -> None:
     assert (needed.returncode, f"elasticrl drain n0 --store {file} --force" in needed.stderr) == (1, True), (
         needed.stderr
     )
+    needed = cli("drain", "n0", "--yes", "--store", ",".join(job.etcd.endpoints), "--job", job.name)
+    assert (needed.returncode, "1 of the 2 nodes" in needed.stderr) == (1, True), needed.stderr
     assert not [
         line for line in job.events("n1", "worker.exited") if line["at"] > job.events("n1", "control.asked")[-1]["at"]
     ]
