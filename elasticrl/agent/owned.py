@@ -41,15 +41,23 @@ def write_private(path: Path, text: str, *, sync: bool = False) -> None:
     fresh.replace(path)
 
 
-def taken_by(lock: IO[str]) -> str:
-    """The pid of who has this file, opened with `a+`; empty if it is ours from now on, until it is closed."""
+def opened(path: Path) -> IO[str]:
+    """A file to be locked, made if need be; never one to which somebody has put a link."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
+
+
+def taken_by(lock: IO[str], more: str = "") -> str:
+    """The pid of who has this file, opened with `a+`, and what `more` it says of itself; empty if it is ours from now on, until
+    it is closed.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
         return lock.read().strip() or "unknown"
     lock.truncate(0)
-    lock.write(str(os.getpid()))
+    lock.write(f"{os.getpid()} {more}".strip())
     lock.flush()
     return ""
 

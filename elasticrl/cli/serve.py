@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import fcntl
 import json
 import os
 import shlex
@@ -10,16 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from elasticrl.agent.owned import made_closed, write_private
+from elasticrl.agent.owned import write_private
 from elasticrl.cli import find, node, render
+from elasticrl.cli.claims import claimed, refused
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
 from elasticrl.core.model import REFUSED, Outcome
@@ -105,21 +105,19 @@ def run(
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     tree, run_dir = settled(config, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
-    state = (
-        (Path(tree.node.state_dir) / tree.job.name,) if tree.store.embedded else ()
-    )  # else a daemon says what it lacks
-    with claimed(run_dir, tree.job.name, (logs, *state)):
+    names = [f"n{n}" for n in range(nodes)]
+    with claimed(tree, run_dir, names):
         etcd = start_store(tree) if tree.store.embedded else None
+        endpoints = (etcd.endpoint,) if etcd else tree.store.endpoints
         endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
-        if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
+        if why := unfit(tree, endpoints, names, adopt=adopt):
             if etcd is not None:
                 stop_store(tree)
             raise refused(why)
         own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
-        names = [[f"node.name=n{n}"] for n in range(nodes)]
-        names += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
-        endpoints = (etcd.endpoint,) if etcd else tree.store.endpoints
-        code = play(config, own, names, tree, run_dir, logs, every, endpoints)
+        named = [[f"node.name={name}"] for name in names]
+        named += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
+        code = play(config, own, named, tree, run_dir, logs, every, endpoints)
     if code == Outcome.STOPPED.value:
         typer.echo("stopped, as somebody asked for; the same command goes on from there")
     elif code not in {Exit.OK, Exit.INTERRUPTED}:
@@ -143,34 +141,6 @@ def settled(config: Path, chosen: list[str], nodes: int) -> tuple[Any, Path]:
     if absent := missing(tree):
         raise refused("\n".join(absent))
     return tree, run_dir
-
-
-def refused(why: str) -> typer.Exit:
-    """To be raised, once it is said."""
-    typer.echo(why, err=True)
-    return typer.Exit(Exit.REFUSED)
-
-
-@contextmanager
-def claimed(run_dir: Path, job: str, folders: Iterable[Path]) -> Iterator[None]:
-    """Inside, no other run on this machine plays this job: they would end each other's etcd and vaults."""
-    try:
-        for folder in folders:
-            made_closed(folder)
-        (run_dir / job).mkdir(mode=0o700, exist_ok=True)
-        file = (run_dir / job / find.RUN_LOCK).open("ab")
-    except OSError as error:
-        rule = "telemetry.log_dir and node.state_dir must be yours to write"
-        raise refused(f"{error.filename}: {error.strerror}; {rule}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise refused(
-                f"job {job} runs on this machine already, in another terminal. See it: elasticrl status --job {job}; or give "
-                "this one a name of its own: job.name=..."
-            ) from None
-        yield
 
 
 def play(
@@ -413,15 +383,20 @@ def start_store(tree: Any) -> Any:
         raise typer.Exit(Exit.FAILED) from None
 
 
-def lost(tree: Any, endpoints: tuple[str, ...], *, adopt: bool) -> str:
-    """Why this store is not the job's; empty if it is, or is now. (Its daemons would say so too, but in their logs.)"""
+def unfit(tree: Any, endpoints: tuple[str, ...], names: list[str], *, adopt: bool) -> str:
+    """Why these nodes cannot begin by this store; empty if they can. (Its daemons would say so too, but in their logs.)"""
     from elasticrl.cli.kept import checkpoints
+    from elasticrl.core.names import twin
     from elasticrl.daemon.adopt import Lost, settle
+    from elasticrl.daemon.stored import living_here
     from elasticrl.diagnose.reach import store_settings
     from elasticrl.store import StoreError, open_store
 
     async def look() -> str:
         async with open_store(store_settings(tree, endpoints)) as store:
+            for name in names:
+                if (beside := await living_here(store, name)) is not None:
+                    return twin(beside)
             kept = await settle(store, checkpoints(tree), adopt=adopt)
         if kept is not None:
             typer.echo(f"the store had lost the job: going on from {kept.name} at {kept.place}")

@@ -39,3 +39,12 @@ def namesake(record: Record) -> str:
         f"another machine is {record.member.node}: {record.member}, at {record.beat}. Give each node a name of its own "
         "(node.name, or ELASTICRL__NODE__NAME in its environment)"
     )
+
+
+def twin(record: Record) -> str:
+    """The same, where that daemon is this machine's own."""
+    node = record.member.node
+    return (
+        f"{node} runs on this machine already: {record.member}, heard at {record.beat}. End that one first (elasticrl drain "
+        f"{node}, or systemctl stop elasticrl), or give this one a name of its own (node.name, or another job.name)"
+    )

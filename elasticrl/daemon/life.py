@@ -6,15 +6,18 @@ and kill -9 of the daemon cost no step, and a restarted daemon never keeps a pla
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from elasticrl.agent.owned import strange, taken_by, write_private
+from elasticrl.agent.owned import made_closed, opened, strange, taken_by, write_private
 from elasticrl.core.address import CONTROL, overlong
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
+
+LOCK: Final = "daemon.lock"  # held by a node's daemon, in its runtime directory and in that of its state
 
 
 class Taken(Refusal):
@@ -57,28 +60,38 @@ class Home:
                     f"{why}: whoever can change what is in it could have this node run other programs. Remove it if nobody "
                     "needs it, or set node.run_dir to a folder of your own"
                 )
-        self._lock: IO[str] | None = None
+        self._locks: list[IO[str]] = []
 
     @property
     def control(self) -> Path:
         """Where operators' commands find the daemon."""
         return self.folder / CONTROL
 
-    def lock(self) -> None:
-        """Be the only daemon here, or raise `Taken`."""
-        held = (self.folder / "daemon.lock").open("a+", encoding="utf-8")
+    def lock(self, state: Path) -> None:
+        """Be the only daemon of this job and node here, or raise `Taken`. Each session may have sockets in a place of its own;
+        `state` is the same for all of them.
+        """
+        try:
+            self._locks.append(self._held(self.folder))
+        except OSError as error:
+            raise Refusal(
+                f"{self.folder / LOCK} cannot be locked ({error.strerror}): node.run_dir wants a disk of this machine"
+            ) from None
+        with suppress(OSError):  # who writes there says why it cannot be
+            made_closed(state)
+            self._locks.append(self._held(state))
+
+    def _held(self, folder: Path) -> IO[str]:
+        held = opened(folder / LOCK)
         try:
             pid = taken_by(held)
-        except OSError as error:
+            if pid:
+                here = f"a daemon for this job and node runs here already (pid {pid}, {folder})"
+                raise Taken(f"{here}; stop it, or give this one another node.name")
+        except BaseException:
             held.close()
-            raise Refusal(
-                f"{held.name} cannot be locked ({error.strerror}): node.run_dir wants a disk of this machine"
-            ) from None
-        if pid:
-            held.close()
-            here = f"a daemon for this job and node runs here already (pid {pid}, {self.folder})"
-            raise Taken(f"{here}; stop it, or give this one another node.name")
-        self._lock = held
+            raise
+        return held
 
     def load(self) -> Life | None:
         """The life that was written last, or None."""

@@ -26,7 +26,7 @@ from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Fou
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import told_now, trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
-from elasticrl.core.names import elsewhere, namesake, yields
+from elasticrl.core.names import elsewhere, namesake, twin, yields
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
@@ -49,7 +49,7 @@ from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog
-from elasticrl.daemon.stored import how_it_ended, record_at, the_secret, written_secret
+from elasticrl.daemon.stored import how_it_ended, living_here, record_at, the_secret, written_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -160,8 +160,8 @@ class Daemon(Resident):
 
     async def run(self) -> int:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
-        self.home.lock()
         self._close_folders()
+        self.home.lock(self.state_dir)
         told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._hear_signals(lambda number: None if told.done() else told.set_result(number.name))
         async with AsyncExitStack() as stack:
@@ -196,6 +196,9 @@ class Daemon(Resident):
             ended = await self._patiently(lambda: how_it_ended(store))
             if ended is not None:
                 return await self._stay_out(*ended)
+        beside = None if adopted else await self._patiently(lambda: living_here(store, self.name))
+        if beside is not None and (last is None or beside.member != last.member):
+            return await self._give_way(twin(beside), vault=self.vault.started)
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
         life = last if last and adopted else await self._begin(store, last)
@@ -299,10 +302,12 @@ class Daemon(Resident):
             self._rival = namesake(record)
             self._rivalled.set()
 
-    async def _give_way(self, taken: str) -> int:
+    async def _give_way(self, taken: str, *, vault: bool = True) -> int:
+        """`vault`: that which answers here is this node's, and not the other daemon's."""
         self.log.info("daemon.refused", reason=taken)
-        await self._withdraw("another machine has this node's name")
-        await self._leave_vault()
+        await self._withdraw("another daemon has this node's name")
+        if vault:
+            await self._leave_vault()
         return REFUSED
 
     async def _leave_vault(self) -> None:

@@ -67,8 +67,8 @@ class RolloutDaemon(Resident):
 
     async def run(self) -> int:
         """Until the job is over (its exit code), this node is drained, or a signal hands over (0)."""
-        self.home.lock()
         self._close_folders()
+        self.home.lock(self.state_dir)
         self._ending: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
         self._over: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()

@@ -6,10 +6,13 @@ The one idea: a function of a store alone, so who has no daemon reads the job as
 """
 
 import asyncio
+import errno
 import secrets
+import socket
 from contextlib import suppress
 from typing import TypeVar
 
+from elasticrl.core.address import split
 from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record
 from elasticrl.shell import keys
 from elasticrl.store import Absent, Get, Listing, Put, Store
@@ -38,6 +41,24 @@ async def record_at(store: Store, key: str) -> Record | None:
     with suppress(keys.Unreadable):
         return keys.load(Record, entry.value, key) if entry else None
     return None
+
+
+async def living_here(store: Store, node: str) -> Record | None:
+    """What a node of that name says of itself whose daemon runs on this machine, and hears beats there; None if none does."""
+    record = await record_at(store, keys.member_key(node))
+    return record if record and record.beat and taken(*split(record.beat)) else None
+
+
+def taken(host: str, port: int) -> bool:
+    """Does a process of this machine hear datagrams at this address, which need not be one of this machine's?"""
+    with suppress(OSError):
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as ours:
+            try:
+                ours.bind(address)
+            except OSError as error:
+                return error.errno == errno.EADDRINUSE
+    return False
 
 
 async def highest_incarnation(store: Store, node: str) -> int:

@@ -359,6 +359,11 @@ class Vault:
         await self._kill()
         self._key_file.unlink(missing_ok=True)
 
+    @property
+    def started(self) -> bool:
+        """Is the one that answers a child of this daemon's?"""
+        return self._child is not None and self._child.pid == self.pid
+
     def _lives(self) -> bool:
         if self._child is not None:
             self._child.poll()  # reap it, or it stays a zombie of ours

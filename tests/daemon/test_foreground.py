@@ -86,9 +86,21 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
                 assert time.monotonic() < deadline, (folder / "said").read_text()
                 time.sleep(0.1)
             assert len([line for line in speaking_of(folder) if "elasticrl.runtime.vault" in line]) == 2
-            again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+            # Another session's sockets are elsewhere: it knew nothing of the first, adopted its etcd and ended that.
+            for where, told in ((folder, ""), (folder / "cron", f" --run-dir {folder}/elasticrl")):
+                where.mkdir(exist_ok=True)
+                other = {**environ, "XDG_RUNTIME_DIR": str(where)}
+                again = subprocess.run(command, env=other, capture_output=True, text=True, timeout=60, check=False)
+                assert again.returncode == 2
+                assert (
+                    f"job fg runs on this machine already, by `elasticrl run` in another session (process {run.pid})"
+                    in again.stderr
+                )
+                assert f"elasticrl status --job fg{told}; " in again.stderr
+            elsewhere = [*command, f"node.state_dir={folder}/cron/state"]
+            again = subprocess.run(elsewhere, env=other, capture_output=True, text=True, timeout=60, check=False)
             assert again.returncode == 2
-            assert "job fg runs on this machine already, in another terminal" in again.stderr
+            assert f"its vaults are in {folder}/vault/fg." in again.stderr
             made = len((folder / "history").read_text().splitlines())
             while len((folder / "history").read_text().splitlines()) < made + 10:
                 assert run.poll() is None, "the second has ended the first"
