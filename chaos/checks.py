@@ -365,7 +365,8 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
-        right = {75: asked, 0: made, 70: looped or hung or willed or "in reach" in plan.reason}.get(
+        never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
+        right = {75: asked, 0: made, 70: looped or hung or willed or never or "in reach" in plan.reason}.get(
             plan.exit_code or 0, False
         )
         if not right:

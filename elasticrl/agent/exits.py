@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.core.model import JOIN
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import health
 from elasticrl.diagnose.kernel_log import Ring, killed_pid
@@ -50,6 +51,7 @@ class Facts:
     message: str = ""  # "ValueError: bad prompt", from torch's error file
     killed: str = ""  # why we killed it ourselves
     memory: str = ""  # what the kernel says about running out of memory
+    unjoined: bool = False  # it had a rank to take, and never asked for it
 
 
 def judge(facts: Facts) -> tuple[str, bool]:
@@ -71,6 +73,8 @@ def judge(facts: Facts) -> tuple[str, bool]:
     if facts.message:
         victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
         return f"exit code {facts.code}: {facts.message}", not victim
+    if facts.unjoined:
+        return f"its program ended with exit code 0, and had never called {JOIN}", True
     return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True
 
 

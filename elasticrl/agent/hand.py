@@ -35,7 +35,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import MEETING, OUTSIDE, Exit, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 from elasticrl.shell.notify import Notify
@@ -542,7 +542,7 @@ class Hand(LocalElasticAgent):
             end = self._end_of(process, beat, code, failure)
             self._problem = f"a process ended before it was warm: {end.exit.cause}" if not process.warm else ""
             self._slow_down()
-        elif code == 0 or (self._halting and process.killed):
+        elif (code == 0 and (self._halting or beat.phase != LOADING)) or (self._halting and process.killed):
             process.finished = True
             self._last = self._look_at()
         else:
@@ -568,7 +568,10 @@ class Hand(LocalElasticAgent):
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
         message = exits.exception_of(failure.error_file_data) if failure else ""
         memory = self._memory.evidence(process.pid, code)
-        cause, own = exits.judge(exits.Facts(code=code, message=message, killed=process.killed, memory=memory))
+        unjoined = code == 0 and process.slot is not None and beat.phase == LOADING
+        cause, own = exits.judge(
+            exits.Facts(code=code, message=message, killed=process.killed, memory=memory, unjoined=unjoined)
+        )
         self._ends += 1
         generation = self._generation if process.slot is not None else 0
         end = Ended(

@@ -102,6 +102,7 @@ class Sign(StrEnum):
     HEALTHY = "healthy"  # a probe's finding
     # What people wrote.
     PROGRAM = "program"
+    UNJOINED = "unjoined"  # a program that has never asked for its rank
     DIVERGED = "diverged"  # a replica's bits are not the others'
     OTHER_FILES = "other_files"  # it has read another model than the others have, under the same name
     UNKEPT = "unkept"  # its node's vault has not taken its state
@@ -248,7 +249,7 @@ OURS: Mapping[str, Sign] = {
 #: What our own agent says of an end that it saw to, or that the kernel told it why. (`model.Stall` words the first two.)
 SAID: Mapping[str, Sign] = {
     "stopped in ": Sign.STOPPED, "stalled in ": Sign.HOST_STUCK, "out of memory": Sign.OOM_KILLED,
-    "its workers are gone": Sign.KILLED,
+    "its workers are gone": Sign.KILLED, "its program ended with exit code 0": Sign.UNJOINED,
 }  # fmt: skip
 
 

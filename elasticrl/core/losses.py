@@ -6,15 +6,17 @@ The one idea: `losses` answers what has happened to the gang; `late`, that nothi
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.findings import with_cause
-from elasticrl.core.model import Member, Phase, Rung, Seat, Work
+from elasticrl.core.judge import judge
+from elasticrl.core.model import JOIN, LOADING, Member, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.stalls import said
 from elasticrl.core.strikes import UNFORMED, hopeless, strike_of, strike_or
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 
@@ -190,6 +192,27 @@ def _ungrown(scene: Scene) -> Move | None:
     return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
 
 
+def _unjoined(scene: Scene) -> Move | None:
+    """No program has asked for its rank: that is the program's own doing, and a probe would find nothing. Found by a new user,
+    whose program never called `join()`: it was started anew for ever, each time for another deadline, which no strike counted.
+    """
+    plan = scene.plan
+    assert plan is not None
+    loading = [record for record in scene.doing[Work.JOINING] if record.phase == LOADING]
+    if len(loading) < len(plan.seats):
+        return None
+    what = f"the program had not called {JOIN} within recovery.start"
+    fact = Evidence(
+        kind=Kind.BEAT, sign=Sign.UNJOINED, ranks=tuple(range(plan.world)), detail=what, source="beats",
+        generation=plan.generation,
+    )  # fmt: skip
+    verdict = judge((fact,), Facts(world=plan.world, nodes=plan.node_of))
+    strike = strike_of(plan.strike, f"the program has not called {JOIN}", scene.newest, own=True)
+    rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
+    move = strike_or(scene, strike, lambda: scene.train(scene.kept, verdict.said, rung, strike=strike))
+    return replace(move, verdict=verdict)
+
+
 def late(scene: Scene) -> Move | None:
     """A rung that is not done by its deadline falls to the next."""
     plan = scene.plan
@@ -203,6 +226,8 @@ def late(scene: Scene) -> Move | None:
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
     silent = _silent(scene)
+    if not silent and (move := _unjoined(scene)):
+        return move
     if not silent:
         why = f"{UNFORMED} within recovery.{plan.rung.name.lower()}: probing"
         return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))

@@ -102,6 +102,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Fix the program at the line of the traceback; a restart would repeat it.",
         "the exception was caught, or came after the collective had failed", soft=True,
     ),
+    Sign.UNJOINED: Meaning(
+        Fault.USER_ERROR, _MEDIUM, "did not join",
+        "Call elasticrl.runtime.join() in the program (job.program), once its imports are done: it takes the worker's rank. If "
+        "the program does so and only loads for longer, raise recovery.start. elasticrl logs shows how far it came.",
+        "it joins when it is given more time (recovery.start)",
+    ),
     Sign.DIVERGED: Meaning(
         Fault.DIVERGENCE, _HIGH, "computes with other bits than its replicas: silent data corruption",
         "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",

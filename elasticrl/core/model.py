@@ -257,6 +257,8 @@ class Lap:
 OUTSIDE: Final = "outside"
 #: That of a seated process whose program has not asked for its rank yet: it imports, and loads its model.
 LOADING: Final = "warm"
+#: How a program asks for it.
+JOIN: Final = "elasticrl.runtime.join()"
 #: That of a worker from when it has taken its rank in a generation until it trains there.
 MEETING: Final = "reform"
 #: What a phase of a script's own is called that has a cap of its own: it is a key of the configuration, and has 32 bytes in a

@@ -25,6 +25,11 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
     [
         (Facts(code=1, message="ValueError: bad prompt"), "exit code 1: ValueError: bad prompt", True),
         (Facts(code=3), "exit code 3", True),
+        (
+            Facts(code=0, unjoined=True),
+            "its program ended with exit code 0, and had never called elasticrl.runtime.join()",
+            True,
+        ),
         (Facts(code=-9), "signal 9 (SIGKILL)", False),
         (Facts(code=-15), "signal 15 (SIGTERM)", False),
         (Facts(code=-11), "signal 11 (SIGSEGV)", True),
