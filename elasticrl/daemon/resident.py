@@ -121,18 +121,18 @@ class Resident(ABC):
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
-        said = ""
-        while self.etcd is not None:
+        from elasticrl.store.embedded import Guard
+
+        guard = Guard(self.etcd) if self.etcd is not None else None
+        while guard is not None:
             await asyncio.sleep(AGAIN_S)
-            if self.etcd is not None and self.etcd.running() is None:  # it is None as soon as it is being stopped
-                try:
-                    process = await self.etcd.ensure()
-                    self.log.info("store.started", endpoint=process.endpoint, adopted=False)
-                    said = ""
-                except (StoreError, OSError) as error:  # a full disk, no memory: that may pass
-                    if str(error) != said:
-                        self.log.info("store.failed", action="Start", error=str(error))
-                    said = str(error)
+            if self.etcd is None:  # it is being stopped
+                return
+            wrong, process = await guard.look()
+            if wrong:
+                self.log.info("store.failed", action="Start", error=wrong)
+            if process is not None:
+                self.log.info("store.started", endpoint=process.endpoint, adopted=False)
 
     async def _stop_store(self) -> None:
         """An embedded etcd ends with the job on this machine; its data stay."""

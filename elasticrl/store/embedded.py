@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from elasticrl.core.heirs import inherited
+from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
@@ -49,7 +50,12 @@ PROCESSORS = "1"
 # Garbage is collected when eight times what is in use has been made anew, not once: with 4,096 members that is 8 % less work.
 GARBAGE = "800"
 
+PAUSE_S = 0.5  # before one that did not start, or not for long, is started again; each further one doubles it
+PAUSE_MAX_S = 30.0
+STEADY_S = 60.0  # one that has lived for so long was started well
+
 _children: dict[int, "subprocess.Popen[bytes]"] = {}  # those that we started, so that their corpses are cleared away
+_codes: dict[int, int] = {}  # how those ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,12 +275,76 @@ class Embedded:
                 return True
         return False
 
+    def ending(self, process: Process) -> str:
+        """How a process of this folder ended, in words, as far as that is known."""
+        code = _codes.get(process.pid)
+        if code is None:
+            return "has ended"
+        return (
+            f"ended ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code}: {self._last_words()})"
+        )
+
     def _last_words(self) -> str:
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
-            return " | ".join(lines[-3:]) or "its log is empty"
+            fatal = [line for line in map(_fatal, lines) if line]
+            return (fatal[-1] if fatal else " | ".join(lines[-3:])) or "its log is empty"
         return "it has no log"
+
+
+class Guard:
+    """Starts an etcd again that has ended, on its data and at the ports where all look for it: soon, and ever more rarely where
+    it does not start, or not for long. A disk that is full may have room again.
+    """
+
+    def __init__(self, etcd: Embedded) -> None:
+        self.etcd = etcd
+        self._up: Process | None = None
+        self._since = self._due = self._rest_s = 0.0
+        self._said = ""
+
+    async def look(self) -> tuple[str, Process | None]:
+        """Look after it: what is wrong, once; and the one that was started, if one was."""
+        now, running = time.monotonic(), self.etcd.running()
+        if running is not None:
+            self._up = running
+            return "", None
+        if self._up is not None:
+            how, self._up = self.etcd.ending(self._up), None
+            self._wait(now - self._since)
+            return f"etcd {how}; it is started again in {self._rest_s:g} s", None
+        if now < self._due:
+            return "", None
+        try:
+            self._up = await self.etcd.ensure()
+        except (StoreError, OSError) as error:
+            self._wait(0.0)
+            before, self._said = self._said, str(error)
+            return self._said if self._said != before else "", None
+        self._since, self._said = time.monotonic(), ""
+        return "", self._up
+
+    def _wait(self, lived_s: float) -> None:
+        self._rest_s = pause(self._rest_s, lived_s, first_s=PAUSE_S, most_s=PAUSE_MAX_S, steady_s=STEADY_S)
+        self._due = time.monotonic() + self._rest_s
+
+
+def _fatal(line: str) -> str:
+    """What etcd says before it gives up, of a line of its log; empty for any other.
+
+    >>> _fatal('{"level":"fatal","msg":"failed to save","error":"write: no space left on device","stacktrace":"..."}')
+    'failed to save: write: no space left on device'
+    >>> _fatal('{"level":"warn","msg":"slow fdatasync"}'), _fatal("goroutine 1 [running]:"), _fatal("panic: torn")
+    ('', '', 'panic: torn')
+    """
+    if line.startswith("panic: "):
+        return line
+    with suppress(ValueError, AttributeError):
+        said = json.loads(line)
+        if said.get("level") in {"fatal", "panic"}:
+            return ": ".join(str(said[name]) for name in ("msg", "error") if said.get(name))
+    return ""
 
 
 def find_binary(explicit: str | None = None) -> str:
@@ -323,7 +393,7 @@ def start_time(pid: int) -> int | None:
     if state not in {"Z", "X"}:
         return int(fields[18])
     if pid in _children:
-        _children.pop(pid).wait()  # at once: it is dead
+        _codes[pid] = _children.pop(pid).wait()  # at once: it is dead
     return None
 
 

@@ -15,7 +15,7 @@ import pytest
 from store_kit import until
 
 from elasticrl.store import StoreSettings, StoreStart, open_store
-from elasticrl.store.embedded import RECORD, Embedded, Process, find_binary, start_time
+from elasticrl.store.embedded import RECORD, Embedded, Guard, Process, find_binary, start_time
 
 
 async def put(etcd: Process, key: str, value: bytes) -> None:
@@ -69,6 +69,64 @@ async def test_an_etcd_is_started_adopted_revived_on_its_data_and_ports_and_stop
         assert await get(third, "a") == b"1"
     finally:
         await embedded.stop()
+
+
+FULL_DISK = """
+#!/bin/sh
+echo start >> {folder}/starts
+if [ -e {folder}/full ]; then
+    echo '{{"level":"fatal","msg":"failed to save","error":"write: no space left on device","stacktrace":"x"}}'
+    exit 1
+fi
+exec {etcd} "$@"
+"""
+
+
+async def test_one_that_ends_is_started_again_ever_more_rarely_and_its_last_words_are_told(tmp_path: Path) -> None:
+    # `elasticrl run` never started it again: the store was silent for good.
+    script, full, starts = tmp_path / "etcd.sh", tmp_path / "full", tmp_path / "starts"
+    script.write_text(FULL_DISK.format(folder=tmp_path, etcd=find_binary()).lstrip())
+    script.chmod(0o755)
+    first = await Embedded(folder=tmp_path / "etcd", binary=str(script)).ensure()
+    ports = (first.client_port, first.peer_port)
+    etcd = Embedded(folder=tmp_path / "etcd", binary=str(script), ports=ports)
+    guard, told = Guard(etcd), list[str]()
+
+    async def again() -> Process:
+        async with asyncio.timeout(30.0):
+            while True:
+                wrong, process = await guard.look()
+                told.extend(filter(None, [wrong]))
+                if process is not None:
+                    return process
+                await asyncio.sleep(0.02)
+
+    async def look(within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await again()
+                raise AssertionError("its disk is full")
+
+    try:
+        assert await guard.look() == ("", None)
+        await put(first, "a", b"1")
+        first.send(signal.SIGKILL)
+        second = await again()
+        assert told == ["etcd ended (SIGKILL); it is started again in 0.5 s"]
+        assert ((second.client_port, second.peer_port), await get(second, "a")) == (ports, b"1")
+        full.touch()
+        second.send(signal.SIGKILL)
+        starts.unlink()
+        await look(6.0)
+        assert 1 <= len(starts.read_text().splitlines()) <= 3
+        assert told[1] == "etcd ended (SIGKILL); it is started again in 1 s"
+        assert told[2:] == [
+            f"etcd in {tmp_path / 'etcd'} ended while it started: failed to save: write: no space left on device"
+        ], "the same is said once"
+        full.unlink()
+        assert await get(await again(), "a") == b"1"
+    finally:
+        await etcd.stop()
 
 
 async def test_it_listens_on_the_loopback_only_and_its_folder_is_private(tmp_path: Path) -> None:
