@@ -45,8 +45,8 @@ def claimed(tree: Any, run_dir: Path, names: list[str]) -> Iterator[None]:
             if tree.store.embedded or name in names:
                 ends = f"elasticrl drain {name} --job {job}, systemctl stop elasticrl, or kill {pid}"
                 raise refused(
-                    f"a daemon of job {job} runs on this machine already: {name}, process {pid}. End it first ({ends}); or give this "
-                    "run a name of its own: job.name=..."
+                    f"a daemon of job {job} runs on this machine already: {name}, process {pid}. End it first ({ends}); or "
+                    "give this run a name of its own: job.name=..."
                 )
         yield
 

@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
 def check(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Say everything that is wrong with FILE, with the remedy. Exits with 2 if it is refused."""
     from elasticrl.config import read
+    from elasticrl.diagnose.program import absent
 
     loaded = read(file, overrides or ())
     if as_json:
@@ -37,6 +38,8 @@ def check(file: File, overrides: Overrides = None, as_json: AsJson = False) -> N
     else:
         for finding in loaded.findings:
             typer.echo(str(finding))
+        if loaded.tree is not None and (why := absent(loaded.tree)):
+            typer.echo(why)  # it may be on the nodes all the same
         typer.echo(_summary(loaded))
     raise typer.Exit(Exit.REFUSED if loaded.tree is None else Exit.OK)
 

@@ -5,6 +5,7 @@ typer's to read, to refuse and to explain.
 """
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # what passes when somebody has made room
 PARENT = "--die-with"  # for `elasticrl run`, which says so to the daemons that it starts
 
 
@@ -93,6 +95,7 @@ def serve(
     from elasticrl.core.model import REFUSED
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import REFUSALS, Daemon
+    from elasticrl.daemon.refusal import FAILED
     from elasticrl.daemon.resident import Resident
     from elasticrl.telemetry.log import set_up
 
@@ -119,6 +122,14 @@ def serve(
     except REFUSALS as error:
         log.info("daemon.refused", reason=str(error))
         return REFUSED
+    except OSError as error:
+        if error.errno not in FULL:
+            log.exception("bug")
+        else:
+            places = f"node.run_dir ({tree.node.run_dir}), node.state_dir ({tree.node.state_dir}), telemetry.log_dir"
+            what = f"{error.strerror}: {error.filename or f'see df of {places} ({tree.telemetry.log_dir})'}"
+            log.info("daemon.refused", reason=f"{what}. Free space there; whoever started this daemon starts it again")
+        return FAILED
     except Exception:
         log.exception("bug")
-        return 1
+        return FAILED

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,7 +118,7 @@ def run(
         own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
         named = [[f"node.name={name}"] for name in names]
         named += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
-        code = play(config, own, named, tree, run_dir, logs, every, endpoints)
+        code = play(config, own, named, tree, run_dir, logs, every, endpoints, guarding(tree, etcd))
     if code == Outcome.STOPPED.value:
         typer.echo("stopped, as somebody asked for; the same command goes on from there")
     elif code not in {Exit.OK, Exit.INTERRUPTED}:
@@ -152,32 +153,34 @@ def play(
     logs: Path,
     every_s: float,
     endpoints: tuple[str, ...],
+    guard: Callable[[], str],
 ) -> int:
     """The daemons of all nodes, until the job ends or somebody ends it; then nothing of it is left. The exit code."""
     job = tree.job.name
     (run_dir / job / find.ENDED).unlink(missing_ok=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
-    daemons = []
-    for words in names:
-        name = words[0].partition("=")[2]
-        log = logs / f"{name}.daemon.log"
-        back = shlex.join(["elasticrl", "daemon", "--foreground", "--config", str(config), *own, *words])
-        back = f"{back} >> {shlex.quote(str(log))} 2>&1 &"
-        daemons.append(Started(name, partial(launch, config, [*own, *words], log), back))
+    ending, daemons = Ending(tree.recovery.drain_s), list[Started]()
     try:
+        for words in names:
+            name = words[0].partition("=")[2]
+            log = logs / f"{name}.daemon.log"
+            back = shlex.join(["elasticrl", "daemon", "--foreground", "--config", str(config), *own, *words])
+            back = f"{back} >> {shlex.quote(str(log))} 2>&1 &"
+            daemons.append(Started(name, partial(launch, config, [*own, *words], log), back))
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
         )
-        return follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps)
+        code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard)
+        ending.begun = True
     except (KeyboardInterrupt, OSError) as ended:
+        ending.begun = True
         if isinstance(ended, OSError) and ended.errno not in GONE:
             raise
         with suppress(OSError):
             typer.echo("ending: workers, daemons, etcd")
         stop_job([each.process for each in daemons], run_dir, tree.job.name, within_s=tree.recovery.drain_s)
         return Exit.INTERRUPTED
+    else:
+        return code
     finally:
         end([each.process for each in daemons], within_s=tree.recovery.drain_s + ENDS_S)
         asyncio.run(end_vaults(vaults_of(Path(tree.vault.dir) / tree.job.name)))
@@ -186,6 +189,35 @@ def play(
         finally:
             if tree.store.embedded:
                 stop_store(tree)
+            ending.done()
+
+
+class Ending:
+    """What a signal begins (Ctrl-C, a service manager's, a terminal that is closed): the end of a run, in order. A further one
+    would break that, and leave daemons and agents: it is only answered.
+    """
+
+    def __init__(self, drain_s: float) -> None:
+        self.begun = False
+        heard = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        self._heard = [each for each in heard if signal.getsignal(each) is not signal.SIG_IGN]  # SIGHUP under nohup is
+        for number in self._heard:
+            signal.signal(number, self)
+        self._said = f"it is ending already, which may take {drain_s:g} s (recovery.drain) for a last save\n".encode()
+
+    def __call__(self, *_: object) -> None:
+        """As a handler of signals."""
+        if self.begun:
+            with suppress(OSError):
+                os.write(2, self._said)  # whatever is being printed just now
+            return
+        self.begun = True
+        raise KeyboardInterrupt
+
+    def done(self) -> None:
+        """All has ended; from here on a signal comes too late. Python would give them back to the kernel as it ends."""
+        for number in self._heard:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
@@ -209,7 +241,9 @@ def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
 
 def missing(tree: Any) -> list[str]:
     """Files that this configuration names and that are not here, where all nodes of `run` look for them."""
-    named = {"job.program": tree.job.program} if tree.job.program.endswith(".py") else {}
+    from elasticrl.diagnose.program import absent
+
+    named: dict[str, str | None] = {}
     if tree.job.program == "elasticrl.ppo":
         named |= {"data.path": tree.data.path} if tree.data.format != "datasets" else {}
         models = {"model.path": tree.model.path, "reward.model": tree.reward.model}
@@ -217,9 +251,12 @@ def missing(tree: Any) -> list[str]:
             key: path for key, path in models.items() if path and path.startswith(("/", "."))
         }  # else: maybe of a hub
     return [
-        f"{key}: {path} is not here; name one that is: {key}=..."
-        for key, path in named.items()
-        if path and "://" not in path and not Path(path).exists()
+        *filter(None, [absent(tree)]),
+        *(
+            f"{key}: {path} is not here; name one that is: {key}=..."
+            for key, path in named.items()
+            if path and "://" not in path and not Path(path).exists()
+        ),
     ]
 
 
@@ -277,9 +314,11 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
-def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, steps: int) -> int:
+def follow(
+    daemons: list[Started], run_dir: Path, job: str, every_s: float, steps: int, guard: Callable[[], str] = str
+) -> int:
     """Print the status when more of it changes than steps, and under it how far the job is: on a terminal always on the same
-    line. Until all daemons have ended; returns the worst of their exit codes.
+    line. Until all daemons have ended; returns the worst of their exit codes. `guard` looks after the store.
     """
     from elasticrl.daemon.client import Unanswered, ask
 
@@ -287,7 +326,7 @@ def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, step
     left: list[Started] = []  # who was drained, and that is said
     typer.echo("starting\n")
     while True:
-        for mended in mend(daemons) if not over else ():
+        for mended in (*mend(daemons), *filter(None, [guard()])) if not over else ():
             typer.echo(f"{CLEAR if live else ''}{mended}\n")
         if all(daemon.process.poll() is not None for daemon in daemons):
             break
@@ -381,6 +420,22 @@ def start_store(tree: Any) -> Any:
     except (StoreError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
+
+
+def guarding(tree: Any, etcd: Any) -> Callable[[], str]:
+    """Looks after the etcd of this run, at each call; the answer is what is to be said of it, mostly nothing."""
+    if etcd is None:
+        return str
+    from elasticrl.diagnose.reach import embedded
+    from elasticrl.store.embedded import Guard
+
+    guard = Guard(replace(embedded(tree, dies_with_us=True), ports=(etcd.client_port, etcd.peer_port)))
+
+    def look() -> str:
+        wrong, again = asyncio.run(guard.look())
+        return wrong or ("etcd is started again" if again else "")
+
+    return look
 
 
 def unfit(tree: Any, endpoints: tuple[str, ...], names: list[str], *, adopt: bool) -> str:

@@ -24,7 +24,7 @@ from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_cor
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.follow import told_now, trains_on, unsaved
+from elasticrl.core.follow import lease_held, told_now, trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, twin, yields
 from elasticrl.core.state import Decision, State
@@ -53,6 +53,7 @@ from elasticrl.daemon.stored import how_it_ended, living_here, record_at, the_se
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
+from elasticrl.diagnose.program import absent
 from elasticrl.shell import keys
 from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
@@ -185,6 +186,8 @@ class Daemon(Resident):
     async def _start(self, stack: AsyncExitStack) -> Node | int:
         """Ask the store who this node is, and begin with that; or why it cannot (the exit code)."""
         last, adopted = await self._live()
+        if not adopted and (why := absent(self.tree)):  # workers that run have read it
+            raise Refusal(why)
         store = await stack.enter_async_context(await self._store())
         try:
             kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
@@ -312,10 +315,13 @@ class Daemon(Resident):
 
     async def _leave_vault(self) -> None:
         """To those who may still fetch from it; nobody here sees to it any more."""
+        await self._forget_vault()
+        await self.vault.leave(self.tree.vault.linger_s)
+
+    async def _forget_vault(self) -> None:
         if self._vaulting is not None:
             self._vaulting.cancel()
             await asyncio.gather(self._vaulting, return_exceptions=True)
-        await self.vault.leave(self.tree.vault.linger_s)
 
     async def _refuse(self, lost: Lost, *, adopted: bool) -> int:
         """The store is not this job's. What runs here already runs on: its memory is newer than any checkpoint."""
@@ -461,7 +467,7 @@ class Daemon(Resident):
         if told.done() and not running.done() and not self.keep:
             self.notify.stopping("draining", self.settings.recovery.drain_s + 2 * QUIT_S)
             node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
-            await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
+            await self._drained(node, running)
         if running.done():
             left = running.result()
             return await self._stop(left.code, left.reason, ends, kept=False)
@@ -472,6 +478,21 @@ class Daemon(Resident):
         # No time of its own: to hand over takes none, and for a drain that came to nothing systemd has been told.
         return await self._stop(code, reason, ends, kept=self.keep, status="handing over", within_s=0.0)
 
+    async def _drained(self, node: Node, running: asyncio.Task[Any]) -> None:
+        """Until this node has left, or its time is up. A run that was killed has taken its etcd along: then nobody hears that
+        this node leaves.
+        """
+        deadline = time.monotonic() + self.settings.recovery.drain_s
+        while not running.done() and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait({running}, timeout=min(left_s, AGAIN_S))
+            if self._orphaned and not lease_held(node.loop.state, time.monotonic()):
+                return
+
+    @property
+    def _orphaned(self) -> bool:
+        """Was the run killed that has started this daemon? It would have cleared away what is left now."""
+        return self.follows not in {0, os.getpid()} and not started_at(self.follows)
+
     async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
         """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
         daemon comes.
@@ -479,7 +500,14 @@ class Daemon(Resident):
         if not isinstance(error, Exception):
             return False
         reason, code = f"{type(error).__name__}: {error}", REFUSED if isinstance(error, REFUSALS) else FAILED
-        await self._stop(code, reason, self._quit, kept=self.keep)
+
+        async def ends(why: str) -> None:
+            await self._quit(why)
+            if self._orphaned:
+                await self._forget_vault()
+                await self.vault.end()
+
+        await self._stop(code, reason, ends, kept=self.keep)
         if self.keep and code == REFUSED and self.crew.awaited:
             await self._withdraw(reason)
         return False

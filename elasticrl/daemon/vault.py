@@ -347,14 +347,17 @@ class Vault:
         """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself. One
         that was just started, and has not answered yet, has nothing to give.
         """
-        if self._child is not None and self._child.pid != self.pid and self._child.poll() is None:
+        if self._child is not None and not self.started and self._child.poll() is None:
             self._child.kill()
             await reaped(self._child, self._options.deadline_s)
         with suppress(Silent, Refused, OSError):
             await once(self._options.socket, self._options.deadline_s, "leave", within_s=within_s)
 
     async def end(self) -> None:
-        """The job is over, and what the vault holds with it."""
+        """The job is over, and what the vault holds with it. One that was just started would make its folder after that."""
+        if self._child is not None and not self.started and self._child.poll() is None:
+            self._child.kill()
+            await reaped(self._child, self._options.deadline_s)
         await dismiss(self._options.folder, within_s=self._options.deadline_s)
         await self._kill()
         self._key_file.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import SILENT, Result, findings
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
+from elasticrl.diagnose.program import absent
 from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.store import StoreError, open_store
 
@@ -527,6 +528,11 @@ async def examine(
     before = health.counters(time.monotonic())
     checks = [*configured(found), *installed(), *other_nccl(env), *linted(tree, env, nodes), *in_units(tree, nodes)]
     checks += network(tree)
+    if tree is not None and tree.node.role != "rollout" and (why := absent(tree)):
+        remedy = "Put the program at the same place on every node, or name it by its whole path."
+        checks.append(
+            Check(name="program", level=FAIL, value=why, why="Workers would end as they start.", remedy=remedy)
+        )
     if tree is not None:
         checks += checkpoints(tree)
         checks += [check async for check in store(tree)]

@@ -448,3 +448,27 @@ def test_a_daemon_that_ends_by_a_bug_says_what_it_leaves_for_the_next_and_what_e
     assert told, left
     subprocess.run(told[1].split(), check=True)
     broken.until(lambda: not processes(broken.folder))
+
+
+@pytest.fixture
+def small(folder: Path) -> Iterator[Path]:
+    """A disk with room for a page."""
+    place = folder / "small"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", place], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=False)
+
+
+def test_a_disk_that_is_full_as_a_daemon_starts_is_told_and_no_bug(broken: Broken, small: Path) -> None:
+    (small / "filled").write_bytes(b"x")
+    command = broken.start("--foreground", f"node.run_dir={small}")
+    assert command.wait(60.0) == 1, "whoever has started it does so again: there may be room then"
+    assert not broken.lines("bug")
+    (refused,) = broken.lines("daemon.refused")
+    assert re.match(rf"No space left on device: .*{small}.*Free space there", str(refused["reason"]))
