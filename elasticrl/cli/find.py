@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import socket
+import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,10 @@ from typing import Any, Final
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
 from elasticrl.core.words import ago
+from elasticrl.diagnose.process import state
 
+STOPPED: Final = {"T", "t"}  # what the kernel calls a process that somebody has stopped
+CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 RUN_LOCK: Final = "run.lock"  # in a job's folder: held by the `elasticrl run` that plays it
 ENDED: Final = "ended.json"  # in a job's folder: how `elasticrl run` of it ended, as long as it is not begun again
 
@@ -77,18 +81,30 @@ def within(explicit: Path | None, pattern: str) -> list[Path]:
 
 def daemon(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> Path:
     """The socket to ask: the only one, else this host's, else the first of a single job's (all show the same job)."""
+    return daemons(explicit, job, node)[0]
+
+
+def daemons(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> list[Path]:
+    """The same, and after it those of the others that show the same job. Whose process is stopped would not answer."""
     found = sockets(explicit, job, node)
     if not found and (closed := [folder for folder in run_dirs(explicit) if shut(folder)]):
         raise NotFound(f"{why_shut(closed[0])}; or ask the store: --store HOST:PORT")
-    silent = [path for path in found if left_behind(path)]
+    pids = {path: listener(path) for path in found}
+    silent = [path for path in found if pids[path] is None]
     living = [path for path in found if path not in silent]
     if not living:
         raise nobody(explicit, job, found)
     jobs = jobs_of(living)
     if len(jobs) > 1:
         raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
-    mine = [path for path in living if path.parent.name == socket.gethostname()]
-    return (mine or living)[0]
+    able = [path for path in living if state(pids[path] or 0) not in STOPPED]
+    if not able:
+        name, pid = living[0].parent.name, pids[living[0]]
+        raise NotFound(
+            f"the daemon of {name} is stopped (process {pid}, by SIGSTOP or a debugger), so it cannot answer. Let it go on: "
+            f"kill -CONT {pid}; or ask the store: --store HOST:PORT"
+        )
+    return sorted(able, key=lambda path: path.parent.name != socket.gethostname())
 
 
 def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> NotFound:
@@ -167,11 +183,11 @@ def report_of(note: Mapping[str, Any]) -> str:
 
 def incidents_of(note: Mapping[str, Any]) -> str:
     """The command that lists what went wrong in it."""
-    state = Path(str(note.get("state_dir", "")))
+    kept = Path(str(note.get("state_dir", "")))
     with suppress(ValueError):
-        state = state.relative_to(Path.cwd())
-    usual = state in {Path(), Path("run/state")}  # where it looks by itself
-    return "elasticrl incidents" + ("" if usual else f" --state-dir {shlex.quote(str(state))}")
+        kept = kept.relative_to(Path.cwd())
+    usual = kept in {Path(), Path("run/state")}  # where it looks by itself
+    return "elasticrl incidents" + ("" if usual else f" --state-dir {shlex.quote(str(kept))}")
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:
@@ -203,12 +219,18 @@ def group_of(folder: Path) -> str:
 
 def left_behind(path: Path) -> bool:
     """Does nobody listen there? A killed daemon leaves its socket."""
+    return listener(path) is None
+
+
+def listener(path: Path) -> int | None:
+    """The process that listens there, as the kernel knows it; 0 if that cannot be seen, None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(1.0)
         try:
             sock.connect(str(path))
+            whose = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         except (ConnectionRefusedError, FileNotFoundError):
-            return True
+            return None
         except OSError:  # whoever asks it says why
-            return False
-    return False
+            return 0
+    return int(CREDENTIALS.unpack(whose)[0])

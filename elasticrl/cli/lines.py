@@ -279,12 +279,10 @@ def event_of(line: str) -> dict[str, Any] | None:
 def daemons(run_dir: Path | None, job: str | None) -> list[Path]:
     """The control sockets of all daemons of the job on this machine; if there is none, a sentence ends the command."""
     try:
-        first = find.daemon(run_dir, job)
+        return find.daemons(run_dir, job)
     except find.NotFound as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
-    others = find.sockets(run_dir, first.parent.parent.name)
-    return [first, *(path for path in others if path != first and not find.left_behind(path))]
 
 
 def written(sockets: Sequence[Path], *, patiently: bool = False) -> dict[int, Path]:

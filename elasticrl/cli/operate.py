@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from elasticrl.cli.main import Exit
 from elasticrl.cli.options import AsJson, Job, Run, Yes
 from elasticrl.cli.pace import Pace
 
+SOON_S = 3.0  # for one of several daemons to answer, before another one is asked
 StoreAt = Annotated[
     str | None,
     typer.Option(
@@ -142,14 +143,26 @@ def seen(store: str | None, run_dir: Path | None, job: str | None, *, over: bool
 def ask(run_dir: Path | None, job: str | None, verb: str, *, over: bool = False, **fields: Any) -> Any:
     """Ask a daemon of this machine; a refusal ends the command with its sentence. `over`: that the job has ended is raised."""
     from elasticrl.daemon.client import Unanswered
-    from elasticrl.daemon.client import ask as put
 
     try:
-        return put(find.daemon(run_dir, job), verb, **fields)
+        return put(run_dir, job, verb, **fields)
     except (find.NotFound, Unanswered) as error:
         if over and isinstance(error, find.NotFound) and error.note:
             raise
         raise failed(str(error), job) from None
+
+
+def put(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
+    """Ask a daemon of this machine. What all of them show, another one is asked where the first is silent."""
+    from elasticrl.daemon.client import SEEN, Unanswered
+    from elasticrl.daemon.client import ask as put_to
+
+    first, *others = find.daemons(run_dir, job)
+    if others and verb in SEEN:
+        for path in (first, *others):
+            with suppress(Unanswered):
+                return put_to(path, verb, deadline_s=SOON_S, **fields)
+    return put_to(first, verb, **fields)
 
 
 def failed(said: str, job: str | None, store: str | None = None) -> typer.Exit:
@@ -161,10 +174,9 @@ def failed(said: str, job: str | None, store: str | None = None) -> typer.Exit:
 def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
     """Ask, for a screen that stays when nobody answers for a while: a daemon that is restarted comes back."""
     from elasticrl.daemon.client import Unanswered
-    from elasticrl.daemon.client import ask as put
 
     try:
-        return put(find.daemon(run_dir, job), verb)
+        return put(run_dir, job, verb)
     except (find.NotFound, Unanswered) as error:
         raise screen.Silent(str(error)) from None
 

@@ -19,7 +19,7 @@ from elasticrl.core.judge import judge
 from elasticrl.core.model import Member, Work
 from elasticrl.core.state import State
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Facts, Fault, rank_names
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Store
 
@@ -37,7 +37,8 @@ class Where:
     to: int  # the question's revision
     member: Member
     evidence: tuple[Evidence, ...] = ()
-    moved: tuple[int, ...] = ()  # ranks that went on while they were looked at
+    ranks: tuple[int, ...] = ()  # that run there
+    moved: tuple[int, ...] = ()  # of them, those that went on while they were looked at
     stalled: bool = False  # it has a worker that has made no progress for too long
 
 
@@ -88,6 +89,7 @@ async def look(report: Report | None, witnesses: Path, me: Member, to: int, with
     return Where(
         to=to,
         member=me,
+        ranks=tuple(sorted(worker.rank for worker in workers)),
         evidence=tuple(
             replace(bounded(fact), generation=report.generation if report else 0) for fact in found.evidence
         ),
@@ -117,7 +119,11 @@ def told(state: State, answers: Mapping[str, Where], silent: Collection[str]) ->
     stalled = any(answer.stalled for answer in answers.values())
     verdict = judge((*kept, *seen) if stalled else kept, facts)
     lasting = None if stalled or moved else judge((*kept, *seen), facts)
-    said = [stacks.summary(seen) or "no workers run", *(f"{node} has not answered" for node in sorted(silent))]
+    ranks = sorted({rank for answer in answers.values() for rank in answer.ranks})
+    unseen = [] if silent else ["no workers run"]
+    unseen = [f"{rank_names(ranks)} {'run' if ranks[1:] else 'runs'}; nothing tells where"] if ranks else unseen
+    said = [*([stacks.summary(seen)] if stacks.summary(seen) else unseen)]
+    said += [f"{node} has not answered" for node in sorted(silent)]
     return {
         "said": "; ".join(said), "reason": plan.reason if plan else "", "moved": moved,
         "verdict": verdict.plain(), "evidence": [fact.plain() for fact in (*kept, *seen)],

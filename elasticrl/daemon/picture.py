@@ -156,8 +156,8 @@ def picture(
         trains, shall = how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train"
         reason, here = reason.replace(trains, shall), here.replace(trains, shall)
     past = answered(past, plan) if past else None
-    over = view.commit.written if plan is not None and plan.phase is Phase.STOP and view.commit else now
-    uptime_s = round(past.lasted_s(over), 1) if past and over else None
+    until = view.commit.written if plan is not None and plan.phase is Phase.STOP and view.commit else now
+    uptime_s = round(past.lasted_s(until), 1) if past and until else None
     return Picture(
         job=job,
         state=state,
@@ -181,7 +181,7 @@ def picture(
         last=past.last if past else None,
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
-            *([UNSEEN] if silent else [AWAY] if away else ()),
+            *(() if has_ended(plan, again=again) else [UNSEEN] if silent else [AWAY] if away else ()),
             *advice(rows, view, needs, drains, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else barely(past, drains, rows, needs, training=training)),
@@ -192,6 +192,11 @@ def picture(
         ),
         exit_code=plan.exit_code if plan and not again else None,
     )
+
+
+def has_ended(plan: Plan | None, *, again: bool) -> bool:
+    """Has the job ended? Then neither its leader nor its store is missed."""
+    return plan is not None and plan.phase is Phase.STOP and not again
 
 
 def of_its_fault(past: Past | None, plan: Plan | None, now: float) -> float | None:
@@ -507,7 +512,7 @@ def advice(
         if row.taken == "died" and row.taken_s is not None
     ]
     present = sum(row.state not in {"quarantined", *AWAY_STATES} for row in rows)
-    over = view.plan is not None and view.plan.phase is Phase.STOP and not again
+    over = has_ended(view.plan, again=again)
     if not (training or over) and present < needs:
         more = needs - present
         left = [node for node in sorted(drains) if node not in here_of(rows)]
@@ -525,7 +530,7 @@ def advice(
             else ""
         )
         said.append(f"The job is paused. Go on: elasticrl resume.{kept}")
-    if view.leader is None and rows:
+    if view.leader is None and rows and not over:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
     if over and view.plan and by_policy(view.plan):
         said.append(

@@ -106,3 +106,24 @@ def test_that_somebody_is_elsewhere_is_no_verdict_on_a_job_that_goes_on(moved: t
     else:
         assert found["verdict"]["class"] == "unknown"
         assert (lasting and lasting["culprit"]["ranks"]) == (None if moved else [1])
+
+
+@pytest.mark.parametrize(
+    ("answers", "silent", "said"),
+    [
+        (((0,), (1,)), (), "ranks 0-1 run; nothing tells where"),
+        (((), ()), (), "no workers run"),
+        (((0,),), ("n01",), "rank 0 runs; nothing tells where; n01 has not answered"),
+        ((), ("n00", "n01"), "n00 has not answered; n01 has not answered"),
+    ],
+)
+def test_that_nobody_has_said_where_workers_are_does_not_say_that_none_run(
+    answers: tuple[tuple[int, ...], ...], silent: tuple[str, ...], said: str
+) -> None:
+    # Found by a new user: "no workers run" while two trained.
+    state = State(settings=Settings(job="j"), me=ME, card=Record(member=ME), view=View(plan=plan(3, "n00", "n01")))
+    heard = {
+        f"n0{node}": Where(to=7, member=Member(node=f"n0{node}", incarnation=1), ranks=ranks)
+        for node, ranks in enumerate(answers)
+    }
+    assert told(state, heard, silent)["said"] == said

@@ -3,7 +3,10 @@
 import fcntl
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -13,6 +16,7 @@ import pytest
 
 from elasticrl.agent.owned import write_private
 from elasticrl.cli.find import RUN_LOCK, NotFound, NotOurs, daemon, made_private, private_run_dir
+from elasticrl.cli.operate import put
 
 
 def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -70,6 +74,47 @@ def test_sockets_that_a_job_left_are_no_daemon(tmp_path: Path) -> None:
         NotFound, match=r"no daemon of dead answers here \(what is left are sockets of n0, n2\).*elasticrl report"
     ):
         daemon(tmp_path)
+
+
+LISTENS = """
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1])
+    listening.listen()
+    print("listens", flush=True)
+    while True:
+        client, _ = listening.accept()
+        with client:
+            if client.recv(4096):
+                client.sendall(json.dumps({"v": 1, "ok": True, "value": sys.argv[2]}).encode() + b"\\n")
+"""
+
+
+def test_a_daemon_that_is_stopped_is_not_waited_for_where_another_shows_the_same_job(tmp_path: Path) -> None:
+    # Found from outside: `status` waited for 15 s, and then failed, though others were there to be asked.
+    with ExitStack() as stack:
+        listening = []
+        for node in ("n0", "n1"):
+            (tmp_path / "j" / node).mkdir(parents=True)
+            command = [sys.executable, "-c", LISTENS, str(tmp_path / "j" / node / "control.sock"), node]
+            listening.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)))
+            stack.callback(listening[-1].kill)
+            assert listening[-1].stdout.readline() == b"listens\n"
+        assert put(tmp_path, None, "status") == "n0"
+        listening[0].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, listening[0].pid, os.WSTOPPED | os.WNOWAIT)
+        assert daemon(tmp_path) == tmp_path / "j" / "n1" / "control.sock"
+        assert put(tmp_path, None, "status") == "n1"
+        with pytest.raises(
+            NotFound, match=rf"n0 is stopped \(process {listening[0].pid}, .*kill -CONT {listening[0].pid}"
+        ):
+            daemon(tmp_path, node="n0")
+        with socket.socket(socket.AF_UNIX) as deaf:  # it runs, and does not answer
+            (tmp_path / "j" / "n0" / "control.sock").unlink()
+            deaf.bind(str(tmp_path / "j" / "n0" / "control.sock"))
+            deaf.listen()
+            assert daemon(tmp_path).parent.name == "n0"
+            assert put(tmp_path, None, "status") == "n1"
 
 
 def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path) -> None:
