@@ -121,10 +121,12 @@ class Resident(ABC):
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
+        if (etcd := self.etcd) is None:
+            return
         from elasticrl.store.embedded import Guard
 
-        guard = Guard(self.etcd) if self.etcd is not None else None
-        while guard is not None:
+        guard = Guard(etcd)
+        while True:
             await asyncio.sleep(AGAIN_S)
             if self.etcd is None:  # it is being stopped
                 return
