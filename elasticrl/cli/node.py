@@ -5,7 +5,6 @@ typer's to read, to refuse and to explain.
 """
 
 import asyncio
-import errno
 import gc
 import os
 import signal
@@ -15,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # what passes when somebody has made room
 PARENT = "--die-with"  # for `elasticrl run`, which says so to the daemons that it starts
 
 
@@ -95,7 +93,7 @@ def serve(
     from elasticrl.core.model import REFUSED
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import REFUSALS, Daemon
-    from elasticrl.daemon.refusal import FAILED
+    from elasticrl.daemon.refusal import FAILED, FULL
     from elasticrl.daemon.resident import Resident
     from elasticrl.telemetry.log import set_up
 

@@ -15,7 +15,7 @@ from elasticrl.agent.owned import made_closed, opened, strange, taken_by, write_
 from elasticrl.core.address import CONTROL, overlong
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
-from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.refusal import FULL, Refusal
 
 LOCK: Final = "daemon.lock"  # held by a node's daemon, in its runtime directory and in that of its state
 
@@ -74,6 +74,8 @@ class Home:
         try:
             self._locks.append(self._held(self.folder))
         except OSError as error:
+            if error.errno in FULL:
+                raise
             raise Refusal(
                 f"{self.folder / LOCK} cannot be locked ({error.strerror}): node.run_dir wants a disk of this machine"
             ) from None

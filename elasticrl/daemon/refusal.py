@@ -4,8 +4,12 @@ The one idea: only what is written as a refusal is one. systemd starts no daemon
 own, or one out of the core, must not pass for a refusal: it is a bug, and a restart may get past it.
 """
 
+import errno
 from typing import Final
 
+FULL: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT}
+)  # a disk that takes nothing: that passes when somebody has made room
 FAILED: Final = 1  # the exit code of a daemon that cannot go on, and has not refused: systemd starts another
 
 
