@@ -40,19 +40,26 @@ class Beats:
             self.listeners[other].add(name)
             if self._by_message(other, name):
                 self._loop(other, name)
-            if other not in before:
-                self.silent.discard((other, name))
-                if not self.audible(other, name):
-                    self.silent.add((other, name))
-                self._judge_in(name, self.suspect_s + 0.001)
+            if other in before:
+                self._compare(other, name)
+                continue
+            self.silent.discard((other, name))
+            if not self.audible(other, name):
+                self.silent.add((other, name))
+            self._judge_in(name, self.suspect_s + 0.001)
         for receiver in sorted(self.listeners[name]):
             self._compare(name, receiver)
 
     def audible(self, sender: str, receiver: str) -> bool:
-        """Do the sender's beats reach the receiver now? One beats only for the neighbours of one's own plan."""
-        node = self.cluster.nodes.get(sender)
-        beats = node is not None and node.awake and receiver in self.rings.get(sender, ())
-        return beats and self.cluster.net.hears(sender, receiver, "beat")
+        """Do the sender's beats reach the receiver now? One beats only for the neighbours of one's own plan, but answers who asks,
+        where the plan of whom says that this life listens: found by seed 7311124, where half of the nodes had not read it yet.
+        """
+        node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
+        if node is None or not node.awake or not hears(sender, receiver, "beat"):
+            return False
+        peer = self.cluster.nodes[receiver].detector.peers.get(sender)
+        asked = peer is not None and peer.life == node.incarnation and hears(receiver, sender, "beat")
+        return receiver in self.rings.get(sender, ()) or asked
 
     def changed(self, name: str) -> None:
         """Something about this node, or a link of it, is other than before."""

@@ -81,7 +81,9 @@ def probing(scene: Scene) -> Move | None:
         names = ", ".join(str(seat.member) for seat in out)
         lost = [fate.why for fate in scene.fates if fate.seat is None]  # while the others were probed
         why = f"the probes find {names} out of reach of the others" if out else "; ".join(lost[:3])
-        left = scene.arrange(fates, grow=False)
+        # Found by seed 7311045: a spare that nobody had reached took the place of one that was put out for that.
+        astray = {spare.member.node for spare in plan.spares}.difference(kept)
+        left = scene.arrange(fates, grow=False, without=astray)
         if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
             return replace(wait, verdict=verdict)
         unwanted = {seat.member: "out of reach of its peers in a probe" for seat in out}

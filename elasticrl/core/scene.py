@@ -5,7 +5,7 @@ The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -373,11 +373,13 @@ class Scene:
         """Does every seat's node report one of these under the present generation?"""
         return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)
 
-    def arrange(self, fates: tuple[Fate, ...], *, grow: bool = True) -> tuple[Seat, ...]:
-        """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
+    def arrange(
+        self, fates: tuple[Fate, ...], *, grow: bool = True, without: Collection[str] = ()
+    ) -> tuple[Seat, ...]:
+        """Seats for the next plan: survivors in their order, candidates but these first in the gaps, then behind."""
         generation = self.view.generation + 1
         membership = self.settings.membership
-        waiting = [seat_for(r, generation) for r in self.candidates]
+        waiting = [seat_for(r, generation) for r in self.candidates if r.member.node not in without]
         kept = sum(fate.seat is not None for fate in fates)
         room = membership.max_nodes - kept
         # Spares are held back only from growth: a gap in the gang is what they are there for.
