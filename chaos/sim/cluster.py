@@ -40,6 +40,7 @@ class Shape:
     load_s: float = 0.0  # until the program of a fresh worker has its model
     agent_s: float = 2.0
     watch_s: float = 0.01
+    apart_s: float = 0.0  # by how much the news of two keys of the store may come apart
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
@@ -54,7 +55,7 @@ class Cluster:
         self.updates, self.save_every, self.step_s = shape.updates, shape.save_every, shape.step_s
         self.warm_s, self.agent_s, self.look_s = shape.warm_s, shape.agent_s, shape.look_s
         self.net = Network(world)
-        self.store = Store(world, self.net, shape.watch_s)
+        self.store = Store(world, self.net, shape.watch_s, shape.apart_s)
         self.disk = Disk(self, shape.save_s)
         self.beats = Beats(self, each=shape.each_beat)
         self.budgets = Budgets(settings=self.settings.timeouts)

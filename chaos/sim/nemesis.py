@@ -231,7 +231,7 @@ class Nemesis:
         return None
 
     def _daemon_again(self, node: Node) -> None:
-        if node.powered and node.wants_up and (not self.stopped or node.work is not Work.NONE):
+        if node.powered and node.wants_up and (not self.stopped or node.agent_up):
             node.start_daemon()
 
     def _boot(self, node: Node) -> None:

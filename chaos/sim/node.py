@@ -44,6 +44,7 @@ class Node:
         self.daemon_paused = False
         self.life = 0  # rises when the daemon starts or ends: what was on its way to an earlier one is lost
         self.agent_life = 0
+        self.known_agent = 0  # the life of the agent that a daemon knew last
         self.lease: int | None = None
         self.lease_sent = -inf  # true time at which the newest acknowledged keepalive was sent
         self.state: State | None = None
@@ -115,12 +116,13 @@ class Node:
             self.gang.bereft(self)
 
     def start_daemon(self) -> None:
-        """A daemon begins; it adopts the workers it finds."""
+        """A daemon begins; it goes on with the life whose agent it finds."""
         if self.daemon_up or not self.powered or not self.wants_up:
             return
+        adopted = self.agent_up and self.agent_life == self.known_agent
         if not self.agent_up:
             self.start_agent()
-        adopted = self.work is not Work.NONE and self.incarnation > 0
+        self.known_agent = self.agent_life
         if not adopted:
             self.incarnation += 1
             self.lease = None
@@ -128,7 +130,7 @@ class Node:
         self.life += 1
         self.daemon_up, self.daemon_paused = True, False
         card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=self.cluster.bits_of(self.name))
-        self.state = State(settings=self.cluster.settings, me=me, card=card)
+        self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = -1
         self.running.clear()
@@ -412,6 +414,8 @@ class Node:
             return
         self.agent_up = True
         self.agent_life += 1
+        if self.daemon_up:
+            self.known_agent = self.agent_life
         self._clear()
         self.warm = False
         self._warm_up()

@@ -1,16 +1,32 @@
 """A virtual etcd: revisions, leases, fenced transactions, watches.
 
 The one idea: it keeps what etcd promises and no more. A transaction is atomic and fenced by revisions; its answer may be
-lost; a watch is late, may skip to the newest, and never goes backwards unless a fault says so.
+lost; a watch is late, may skip to the newest, and never goes backwards unless a fault says so. Each scope has a watch of its
+own: where they come `apart`, a node sees one key's news before another's of the same or even an earlier transaction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
+
+
+#: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
+SCOPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "plan": ("plan", "plan_revision"),
+    "commit": ("commit", "commit_revision"),
+    "leader": ("leader", "leader_revision"),
+    "intent": ("intent", "intent_generation"),
+    "look": ("look", "look_revision"),
+    "drain": ("drain",),
+    "members": ("own", "records"),
+    "quarantine": ("quarantines",),
+}
+ALL: Final = ""
 
 
 class LeaseGone(Exception):
@@ -28,14 +44,16 @@ class Lease:
 
 @dataclass(slots=True)
 class Watcher:
-    """One node's watch: where its views go, and whether one is on its way."""
+    """One node's watches: where its views go, and of which scopes news is on its way."""
 
     member: Member
     node: str
     deliver: Callable[[View], None]
     everyone: bool
     lag_s: float
-    pending: bool = False
+    pending: set[str] = field(default_factory=set)  # scopes; `ALL` for a reading of everything
+    reading: int = 0  # rises with every reading of everything: news that was on its way is in it
+    shown: View | None = None  # what the node was shown last
     dead: bool = False
 
 
@@ -54,10 +72,11 @@ class Backup:
 class Store:
     """All keys of one job."""
 
-    def __init__(self, world: World, net: Network, watch_s: float) -> None:
+    def __init__(self, world: World, net: Network, watch_s: float, apart_s: float = 0.0) -> None:
         self._world = world
         self._net = net
         self._watch_s = watch_s
+        self._apart_s = apart_s  # up to this much later than another scope's may a scope's news come
         self.up = True
         self.revision = 1
         self.shared = View(revision=1)  # what every watcher is shown
@@ -73,7 +92,7 @@ class Store:
         self.paused_at: float | None = None
         self._lease = 0
         self._ttl_s = 0.0
-        self._blocked: list[Watcher] = []  # whose view waits for the store to be up
+        self._blocked: list[tuple[Watcher, str, int]] = []  # whose news waits for the store to be up
         self._everyone: dict[str, Record] | None = None  # all records, as every watcher of them is shown; None: changed
 
     # ---- leases
@@ -123,7 +142,7 @@ class Store:
         for node in gone:
             del self.records[node]
             self._everyone = None
-            self._touch(node)
+            self._touch(node, "members")
         if self.leader_lease == lease and self.shared.leader is not None:
             self.leader_lease = 0
             self._share(leader=None, leader_revision=0)
@@ -132,8 +151,8 @@ class Store:
         """Up again, under a new leader of the store: it starts all leases anew, and the watches go on."""
         self.up = True
         blocked, self._blocked = self._blocked, []
-        for watcher in blocked:
-            self._world.later(0.2 * self._world.chance("watch " + watcher.node).random(), self._deliver, watcher)
+        for news in blocked:
+            self._world.later(0.2 * self._world.chance("watch " + news[0].node).random(), self._deliver, *news)
         for held in self.leases.values():
             held.until = self._world.now + held.ttl_s
 
@@ -177,7 +196,7 @@ class Store:
             raise LeaseGone
         self.records[record.member.node] = (record, lease)
         self._everyone = None
-        self._touch(record.member.node)
+        self._touch(record.member.node, "members")
 
     def campaign(self, member: Member, lease: int, over: int) -> None:
         """Take the leader key if it is still as the candidate saw it."""
@@ -247,7 +266,7 @@ class Store:
         node = quarantine.member.node
         self.quarantines[node] = quarantine
         self.confined_at[node] = self._world.now
-        self._touch("")
+        self._touch("", "quarantine")
         self._note_quarantine(quarantine)
 
     def inspect(self, action: events.Inspect) -> None:
@@ -266,10 +285,10 @@ class Store:
             gone = self.quarantines.pop(node, None)
             if gone:
                 self._note_quarantine(replace(gone, held=False))
-            self._touch(node)
+            self._touch(node, "drain", "quarantine")
         elif verb is Verb.DRAIN and node and node in self.records:
             self.drains[node] = self.records[node][0].member
-            self._touch(node)
+            self._touch(node, "drain")
 
     def _note_quarantine(self, quarantine: Quarantine) -> None:
         self._world.note(
@@ -297,7 +316,7 @@ class Store:
         self.office.pop(node, None)
         if everyone:
             self.office[node] = watcher
-        self._wake(watcher)
+        self._wake(watcher, ALL)
 
     def unwatch(self, node: str) -> None:
         """This node's daemon is gone."""
@@ -308,50 +327,64 @@ class Store:
 
     def refresh(self, node: str) -> None:
         """Show a node what there is now."""
-        self._wake(self.watchers[node])
+        self._wake(self.watchers[node], ALL)
 
     def relist(self) -> None:
         """Compaction: every watch breaks and begins again."""
         for node in sorted(self.watchers):
-            self._wake(self.watchers[node])
+            self._wake(self.watchers[node], ALL)
 
     def _share(self, **changes: object) -> None:
         self.revision += 1
         self.shared = replace(self.shared, revision=self.revision, **changes)  # type: ignore[arg-type]
         for watcher in self.watchers.values():
-            if not watcher.pending:
-                self._wake(watcher)
+            self._news(watcher, [scope for scope in SCOPES if scope in changes])
 
-    def _touch(self, node: str) -> None:
+    def _touch(self, node: str, *scopes: str) -> None:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
         self.revision += 1
         own = self.watchers.get(node)
         for watcher in (*self.office.values(), *([own] if own and not own.everyone else [])):
-            if not watcher.pending:
-                self._wake(watcher)
+            self._news(watcher, scopes)
 
-    def _wake(self, watcher: Watcher) -> None:
-        watcher.pending = True
-        lag = watcher.lag_s
+    def _news(self, watcher: Watcher, scopes: Iterable[str]) -> None:
+        for scope in scopes if self._apart_s and watcher.shown is not None else (ALL,):
+            if not watcher.pending & {scope, ALL}:
+                self._wake(watcher, scope)
+
+    def _wake(self, watcher: Watcher, scope: str) -> None:
+        watcher.pending.add(scope)
+        chance, lag = self._world.chance("watch " + watcher.node), watcher.lag_s
+        if scope == ALL:
+            watcher.reading += 1
+        else:
+            lag += self._apart_s * chance.random()
         if self._net.delay:
-            lag += self._net.delay * self._world.chance("watch " + watcher.node).random()
-        self._world.later(lag, self._deliver, watcher)
+            lag += self._net.delay * chance.random()
+        self._world.later(lag, self._deliver, watcher, scope, watcher.reading)
 
-    def _deliver(self, watcher: Watcher) -> None:
-        if watcher.dead:
+    def _deliver(self, watcher: Watcher, scope: str, reading: int) -> None:
+        if watcher.dead or reading != watcher.reading:
             return
         if not self.up:
-            self._blocked.append(watcher)
+            self._blocked.append((watcher, scope, reading))
             return
         if self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
-            self._world.later(0.2, self._deliver, watcher)
+            self._world.later(0.2, self._deliver, watcher, scope, reading)
             return
-        watcher.pending = False
+        if scope == ALL:
+            watcher.pending.clear()
+        watcher.pending.discard(scope)
+        view = self.view(watcher)
+        if scope != ALL and watcher.shown is not None:
+            fresh = {name: getattr(view, name) for name in SCOPES[scope]}
+            view = replace(watcher.shown, revision=self.revision, **fresh)
+        watcher.shown = view
         stale = self.lags.get(watcher.node)
         if stale is not None:
-            self._world.later(stale * self._world.chance("stale").random(), self._show, watcher, self.view(watcher))
+            self._world.later(stale * self._world.chance("stale").random(), self._show, watcher, view)
         else:
-            watcher.deliver(self.view(watcher))
+            watcher.deliver(view)
 
     def _show(self, watcher: Watcher, view: View) -> None:
         if not watcher.dead:

@@ -28,11 +28,49 @@ def asked_to_stop(scene: Scene) -> Move | None:
         scene.plan is None and view.plan and view.intent_generation < view.plan.generation
     ):
         return None
-    if first := _forms_to_save(scene):
+    if first := _ends_to_save(scene) or _forms_to_save(scene):
         return first
-    seats = scene.kept
-    plan = scene.write(Phase.STOP, seats, f"stopped by {who(scene)}", exit_code=Outcome.STOPPED.value)
-    return Move(plan=plan)
+    if _mends_to_save(scene):
+        return None  # what follows are the rules for who is lost
+    # All of the gang save, those too that leave, or of whom nothing is heard just now: without them no save is whole.
+    seats, why = scene.plan.seats if scene.plan else (), f"stopped by {who(scene)}"
+    if scene.behind and _broken(scene):
+        why += f"; no gang is there to save what was made after step {scene.view.committed}, up to step {scene.newest}"
+    return Move(plan=scene.write(Phase.STOP, seats, why, exit_code=Outcome.STOPPED.value))
+
+
+def _broken(scene: Scene) -> bool:
+    """Can the gang not save as it is, as it has lost somebody, or been left by somebody? Who leaves saves first."""
+    lost = any(fate.fresh or (fate.seat is None and not fate.leaving) for fate in scene.fates)
+    return lost or bool(scene.doing[Work.PARKED]) or (scene.plan is not None and scene.plan.phase is not Phase.TRAIN)
+
+
+def _ends_to_save(scene: Scene) -> Move | None:
+    """A held gang that ends with a save, as nodes leave that it cannot spare, does so first. Found by putting a stop at every
+    moment of such a drain: its first rank had no seat any more, so nobody committed what was saved.
+    """
+    plan, due = scene.plan, scene.lead.planned_at + 2 * scene.settings.recovery.drain_s
+    if plan is None or plan.phase is not Phase.HOLD or not plan.saves or scene.now >= due:
+        return None
+    records = filter(None, map(scene.record_of, plan.seats))
+    if not scene.behind and all(record.work is Work.NONE for record in records):
+        return None
+    return Move(wake_at=due, why=f"stopped by {who(scene)}; its gang ends with a save")
+
+
+def _mends_to_save(scene: Scene) -> bool:
+    """A gang that broke as it was to stop is mended first, so that it can save, while enough are there and its time is not up.
+
+    Who is silent but has a record may come back. Found by a kill of a daemon, for a second, at every moment of a stop.
+    """
+    plan = scene.plan
+    if plan is None or scene.now >= scene.stop_due or not _broken(scene):
+        return False
+    if plan.phase is Phase.HOLD and plan.saves:
+        return False  # it has ended, and saved what it could
+    made = scene.behind or bool(scene.doing[Work.TRAINING])
+    here = [node for node, record in scene.records.items() if not record.leaving and node not in scene.held]
+    return made and len(here) >= scene.settings.membership.min_nodes
 
 
 def _forms_to_save(scene: Scene) -> Move | None:

@@ -19,7 +19,7 @@ from elasticrl.core.growth import ease, form, grow, moved
 from elasticrl.core.intents import asked_to_pause, asked_to_stop, finished, over
 from elasticrl.core.invariants import check_plan
 from elasticrl.core.losses import late, losses
-from elasticrl.core.model import Phase, Work
+from elasticrl.core.model import Intent, Phase, Work
 from elasticrl.core.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.quarantines import guard
 from elasticrl.core.scene import Move, Scene
@@ -81,7 +81,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     if move.inspect:
         actions.append(Inspect(generation=state.view.generation, if_leader=state.view.leader_revision))
     graced = scene.grace_until if scene.grace else inf
-    return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced), move.why)
+    stops = scene.stop_due if scene.now < scene.stop_due else inf
+    return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced, stops), move.why)
 
 
 def deaf(state: State, now: float) -> bool:
@@ -149,6 +150,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         stalled_at=None if not stalled else now if begins else lead.stalled_at,
         excused_at=now if scene.excused else -inf if new_plan else lead.excused_at,
         done_at=None if not scene.at_work(Work.DONE) else now if lead.done_at is None or new_plan else lead.done_at,
+        stop_at=min(lead.stop_at, now) if scene.view.intent is Intent.STOP else inf,
         asked=scene.view.look_revision if begins else lead.asked,
         doubted=doubted,
         confined={node: lead.confined.get(node, now) for node in scene.held},

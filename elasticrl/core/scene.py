@@ -507,6 +507,11 @@ class Scene:
             return self.lead.planned_at + max(rung_s, recovery.start_s)
         return max(self.lead.planned_at, self.lead.loaded_at, self.lead.parted_at) + rung_s
 
+    @property
+    def stop_due(self) -> float:
+        """Until when a job that is to stop may be mended first, to save; for ever where none is to."""
+        return self.lead.stop_at + self.settings.recovery.drain_s
+
     @cached_property
     def settled_at(self) -> float:
         """When nobody new will have come for long enough."""

@@ -61,6 +61,7 @@ class Lead:
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
     excused_at: float = -inf  # when those who wait in a collective were last excused
     done_at: float | None = None  # since when all seats have been done
+    stop_at: float = inf  # when it was first seen that the job is to stop
     asked: int = 0  # the newest request to look at workers when that began
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
