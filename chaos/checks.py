@@ -135,7 +135,8 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
         elif isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN:
             if fact.at < shown + case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S:
                 continue
-            patience = case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S + _store_trouble(case, fact.at)
+            shape = case.scenario.shape  # news that comes apart is late by as much
+            patience = shape.settings.membership.lease_ttl_s + WATCH_S + shape.apart_s + _store_trouble(case, fact.at)
             for seat in fact.plan.seats:
                 ended = over.get(str(seat.member))
                 if ended is not None and fact.at - ended > patience:
@@ -366,9 +367,10 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
-        right = {75: asked, 0: made, 70: looped or hung or willed or never or "in reach" in plan.reason}.get(
-            plan.exit_code or 0, False
-        )
+        stalled = (
+            "in reach" in plan.reason or "did not form" in plan.reason
+        )  # and nobody to blame, as often as the limit says
+        right = {75: asked, 0: made, 70: looped or hung or willed or never or stalled}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 

@@ -159,6 +159,17 @@ MUTANTS: Final = (
     _m("a proven broken node is kept out", "losses", "    condemned = _condemned(scene)\n", "    condemned: dict[Member, str] = {}\n", "a-gpu-falls-off-the-bus"),
     _m("who was let back has paid", "findings", "if fact.generation is not None or _new(fact, lead)", "if True", "a-gpu-falls-off-the-bus"),
     _m("facts of health count where nothing else speaks", "dossier", "    among = at_fault or seated\n", "    among = at_fault\n", "a-gpu-falls-off-the-bus"),
+    # Who hears nobody, and whom a probe has not reached.
+    _m("who does not hear another accuser has no say", "suspect", "doubtful = {node: _deaf(accusers, against) for node, accusers in against.items()}", "doubtful: dict[str, set[str]] = {}", "two-deaf-spares-beside-two-seats"),
+    _m("of two at fault the one goes that fewer reach", "suspect", "return (here, node not in unreachable, everywhere, order.index(node))", "return (here, node not in unreachable, 0, order.index(node))", "a-probe-finds-a-spare-out-of-reach"),
+    _m("a spare that a probe has not reached takes no place", "probing", "grow=False, without=astray)", "grow=False)", "a-probe-finds-a-spare-out-of-reach"),
+    # How a job is stopped.
+    _m("who leaves saves with the others", "intents", "seats, why = scene.plan.seats if scene.plan else (), ", "seats, why = scene.kept, ", "stopped-as-rank-0-is-drained"),
+    _m("a save that goes on ends before the job", "intents", "_ends_to_save(scene) or _forms_to_save(scene)", "_forms_to_save(scene)", "stopped-as-a-drain-that-cannot-be-spared-saves"),
+    _m("a gang that broke is mended before it is stopped", "intents", "    if _mends_to_save(scene):", "    if False:", "stopped-as-a-needed-daemon-is-away"),
+    _m("a gang that was left is mended before it is stopped", "intents", "return lost or bool(scene.doing[Work.PARKED]) or", "return lost or", "stopped-as-a-node-dies"),
+    _m("what is to be mended has its time", "intents", "scene.now >= scene.stop_due or not _broken(scene)", "not _broken(scene)", "stopped-while-one-that-is-needed-is-not-heard"),
+    _m("nobody waits to be mended who cannot be", "intents", "return made and len(here) >=", "return made or len(here) >=", "stopped-with-too-few-to-save"),
     # What is kept by those who were put out.
     _m("those who were put out are waited for", "losses", "if wait := wait_for(scene, seats, why, rung, strike, but=unfit):", "if wait := None:", "half-of-the-nodes-cut-off"),
     _m("those whom a probe puts out are waited for", "probing", "if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):", "if wait := None:", "two-halves-wait-for-each-other"),

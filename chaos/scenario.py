@@ -120,7 +120,12 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
     chance = Random(f"draw {seed}")
     shape = _shape(chance, nodes)
     least_s = min(shape.settings.recovery.start_s, shape.settings.recovery.restart_s)
-    shape = replace(shape, load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))))
+    shape = replace(
+        shape,
+        load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))),
+        apart_s=Random(f"apart {seed}").choice((0.0, 0.0, 0.05, 0.8)),
+        settings=_wide(Random(f"wide {seed}"), shape.nodes - len(shape.alien), shape.settings),
+    )
     trouble_s = chance.uniform(25, 70)
     names = [f"n{i:02d}" for i in range(shape.nodes)]
     return Scenario(
@@ -201,6 +206,36 @@ def _membership(chance: Random, nodes: int, min_nodes: int) -> Membership:
         neighbours=chance.choice((1, 2, 2)),
         deputies=chance.choice((1, 2, 2, 3)),
         campaign_spread_s=chance.choice((0.2, 0.5)),
+    )
+
+
+def _wide(chance: Random, nodes: int, settings: Settings) -> Settings:
+    """One time in three the ends of what `config check` accepts, of a few settings at once. `nodes`: as many can be seated."""
+    if chance.random() < 2 / 3:
+        return settings
+    membership = settings.membership
+    min_nodes = chance.choice((membership.min_nodes, nodes - 1, nodes))
+    membership = replace(
+        membership,
+        min_nodes=min_nodes if min_nodes <= membership.max_nodes else membership.min_nodes,
+        settle_s=chance.choice((0.0, membership.settle_s)),
+        neighbours=chance.choice((membership.neighbours, 3)),
+        deputies=chance.choice((membership.deputies, 0)),
+        campaign_spread_s=chance.choice((membership.campaign_spread_s, 0.0)),
+        rejoin_s=chance.choice((membership.rejoin_s, 0.0)),
+        report_s=chance.choice((membership.report_s, 0.5, 20.0)),
+    )
+    return replace(
+        settings,
+        lanes=max(settings.lanes, membership.min_nodes * 4),
+        copies=min(chance.choice((settings.copies, 1, 3)), membership.min_nodes - 1),
+        membership=membership,
+        recovery=replace(settings.recovery, no_progress_limit=chance.choice((settings.recovery.no_progress_limit, 1))),
+        health=replace(
+            settings.health,
+            quarantine_share=chance.choice((settings.health.quarantine_share, 0.0, 1.0)),
+            node_strikes=chance.choice((settings.health.node_strikes, 1)),
+        ),
     )
 
 

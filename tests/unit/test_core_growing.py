@@ -287,6 +287,32 @@ def test_a_stop_after_the_gang_has_broken_up_saves_without_who_loads():
     assert (found.phase, found.rung, found.saves, seated(found)) == (Phase.TRAIN, Rung.REFORM, True, ["n00", "n01"])
 
 
+def test_a_job_is_stopped_with_all_seats_those_who_leave_as_well():
+    life = growing()
+    life.told(6.0, old("n01", leaving=True))
+    life.seen(6.1, "stop", intent=Intent.STOP, intent_generation=2)
+    found = proposed(life)
+    assert (found.phase, seated(found)) == (Phase.STOP, ["n00", "n01", "n02"])
+
+
+def test_a_gang_that_has_lost_one_is_mended_before_it_is_stopped_as_long_as_it_has_time():
+    life = Life("n00/1", replace(SETTINGS, membership=Membership(min_nodes=2)))
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"), record("n02"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01", "n02")
+    life.leased(5.9)
+    died = Exit(generation=1, slot=0, step=8, cause="signal 9 (SIGKILL)", own=False)
+    life.told(6.0, record("n02", work=Work.FAILED, generation=1, step=8, exit=died, warm=False))
+    life.seen(6.1, "stop", intent=Intent.STOP, intent_generation=1)
+    found = proposed(life)
+    assert (found.phase, seated(found)) == (Phase.TRAIN, ["n00", "n01"]), found.reason
+    until(life, 6.1 + SETTINGS.recovery.drain_s)
+    found = proposed(life)
+    assert (found.phase, seated(found)) == (Phase.STOP, ["n00", "n01", "n02"])
+    assert found.reason.endswith("no gang is there to save what was made after step 0, up to step 8")
+
+
 def test_a_newcomer_s_vault_that_has_moved_costs_the_gang_that_trains_no_step():
     life = growing(MEETING)
     there = record("n02", work=Work.JOINING, generation=2, born=2, phase=MEETING)

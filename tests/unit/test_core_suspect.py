@@ -39,6 +39,10 @@ def plan_of(*nodes, spares=()):
         ("ca da cb db", "ab", False),  # two at once, as if a switch died
         ("ac ad bc bd ca cb da db", "", True),  # a cut: nobody can tell who is where
         ("ba ca ea da fd", "a", False),
+        ("ca cb cd da db dc", "", False),  # c and d are deaf: each is to the other as it is to the two that are well
+        ("ca cb cd da", "", False),  # the word of d that it does not hear c is still on its way
+        ("ba ca da db dc", "a", False),  # d is deaf, and a is gone: b and c hear each other
+        ("ba ca da bc bd cb db", "ab", False),  # b is cut off, and a is gone
     ],
 )
 def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
@@ -55,6 +59,7 @@ def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
         ("abcd", {"a": "cd", "b": "cd"}, "ab"),  # equal parts: that of the first rank
         ("abcde", {"a": "cde", "b": "cde"}, "cde"),  # the larger part
         ("ab", {"b": "a"}, "a"),
+        ("abcdef", {"a": "bcef", "b": "acdf", "c": "abd", "d": "cebf", "e": "dfa", "f": "eadb"}, "ce"),  # not tested: be, cf
     ],
 )
 def test_after_a_probe_those_go_on_who_all_reach_each_other(nodes, broken, kept):

@@ -170,6 +170,19 @@ def test_a_recorded_beat_of_a_life_that_is_over_is_not_taken_for_its_nodes() -> 
     asyncio.run(script())
 
 
+def test_who_knows_of_no_plan_answers_those_that_a_plan_tells_to_listen_for_it() -> None:
+    # The store went away when half of the nodes had read the plan.
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        a.it.follow(plan(a, b))
+        await until(lambda: a.it.heard > 5 and a.heard()[-1:] != ["Suspected b"])
+        assert b.it.sent == 0
+        await a.close()
+        await b.close()
+
+    asyncio.run(script())
+
+
 def test_probing_names_who_does_not_answer() -> None:
     async def script() -> None:
         a, b = await End(A).open(), await End(B).open()
