@@ -665,8 +665,7 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             continue
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
-        loads = case.scenario.shape.load_s > 0 and not _formed(case, fact.at)
-        if loads or "forming" in fact.detail or "reform" in fact.detail:
+        if not _formed(case, fact.at) or "forming" in fact.detail or "reform" in fact.detail:
             # It has no phase yet: its rung's deadline speaks (seed 1015).
             recovery = settings.recovery
             limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s)

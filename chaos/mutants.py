@@ -159,6 +159,8 @@ MUTANTS: Final = (
     _m("a proven broken node is kept out", "losses", "    condemned = _condemned(scene)\n", "    condemned: dict[Member, str] = {}\n", "a-gpu-falls-off-the-bus"),
     _m("who was let back has paid", "findings", "if fact.generation is not None or _new(fact, lead)", "if True", "a-gpu-falls-off-the-bus"),
     _m("facts of health count where nothing else speaks", "dossier", "    among = at_fault or seated\n", "    among = at_fault\n", "a-gpu-falls-off-the-bus"),
+    _m("a leader whose workers are ahead of the store waits", "lead", "if (waits := outrun(state, now)) is not None:", "if (waits := None) is not None:", "the-store-is-set-back-as-the-leader-restarts"),
+    _m("it waits no longer than others may take", "setback", "if now >= due else Wish(wake_at=due)", "if False else Wish(wake_at=due)", "a-lone-daemon-restarts-beside-a-store-that-was-set-back"),
     # Who hears nobody, and whom a probe has not reached.
     _m("who does not hear another accuser has no say", "suspect", "doubtful = {node: _deaf(accusers, against) for node, accusers in against.items()}", "doubtful: dict[str, set[str]] = {}", "two-deaf-spares-beside-two-seats"),
     _m("of two at fault the one goes that fewer reach", "suspect", "return (here, node not in unreachable, everywhere, order.index(node))", "return (here, node not in unreachable, 0, order.index(node))", "a-probe-finds-a-spare-out-of-reach"),

@@ -51,8 +51,8 @@ class Beats:
             self._compare(name, receiver)
 
     def audible(self, sender: str, receiver: str) -> bool:
-        """Do the sender's beats reach the receiver now? One beats only for the neighbours of one's own plan, but answers who asks,
-        where the plan of whom says that this life listens: found by seed 7311124, where half of the nodes had not read it yet.
+        """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
+        neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read the plan yet.
         """
         node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
         if node is None or not node.awake or not hears(sender, receiver, "beat"):

@@ -14,7 +14,6 @@ from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
 
-
 #: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
 SCOPES: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("plan", "plan_revision"),

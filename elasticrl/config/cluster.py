@@ -198,8 +198,8 @@ class Recovery(Section):
     probe_s: Seconds = 10.0
     """Seconds that a PROBE plan waits for the members' answers. Less resumes sooner; more hears from slow links too."""
     drain_s: Seconds = 60.0
-    """Seconds in which a draining node finishes its step, saves and leaves; then its workers are ended. Needs to cover one
-    step and one save."""
+    """Seconds in which a draining node finishes its step, saves and leaves; then its workers are ended. A job that has lost a
+    node when it is stopped is mended first, so that it can save, for as long at most. Needs to cover one step and one save."""
     no_progress_limit: Count = 3
     """Failures of the program's own, whatever each says. This many, with the job never beyond the step of the first, stop it
     with a report. More forgives a flaky cause; less burns less of the cluster."""

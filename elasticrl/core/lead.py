@@ -23,7 +23,7 @@ from elasticrl.core.model import Intent, Phase, Work
 from elasticrl.core.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.quarantines import guard
 from elasticrl.core.scene import Move, Scene
-from elasticrl.core.setback import behind
+from elasticrl.core.setback import behind, outrun
 from elasticrl.core.stalls import stuck
 from elasticrl.core.state import Failures, Lead, State, Wish
 from elasticrl.core.verdict import Fault
@@ -57,6 +57,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish(reason="leading; waiting to see all records")
     if behind(state):
         return state, Wish()  # until the store knows of this job again, nothing is decided by what it shows
+    if (waits := outrun(state, now)) is not None:
+        return state, waits
     scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made)
     memory = remember(scene, deaf=deaf(state, now))
     memory = investigate(scene, memory, state.evidence, workers_of(state))

@@ -373,9 +373,7 @@ class Scene:
         """Does every seat's node report one of these under the present generation?"""
         return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)
 
-    def arrange(
-        self, fates: tuple[Fate, ...], *, grow: bool = True, without: Collection[str] = ()
-    ) -> tuple[Seat, ...]:
+    def arrange(self, fates: tuple[Fate, ...], *, grow: bool = True, without: Collection[str] = ()) -> tuple[Seat, ...]:
         """Seats for the next plan: survivors in their order, candidates but these first in the gaps, then behind."""
         generation = self.view.generation + 1
         membership = self.settings.membership

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from elasticrl.core.adopt import AHEAD
 from elasticrl.core.events import Restore
-from elasticrl.core.follow import plan_of
+from elasticrl.core.follow import alive, plan_of, workers_of
 from elasticrl.core.model import Phase, Plan, Rung, View
 from elasticrl.core.state import State, Wish
 from elasticrl.core.words import how_many_train
@@ -35,6 +35,19 @@ def behind(state: State) -> bool:
     return state.view.lost and plan_of(state) is not None
 
 
+def outrun(state: State, now: float) -> Wish | None:
+    """What a leader does whose own workers were told of a newer plan than the store shows: nothing, as somebody is about to
+    write that again; where nobody knows it any more, it writes the store's again, above both. None: they were not.
+
+    Found with no deputies, by a leader that started in the moment of a setback.
+    """
+    plan, workers = plan_of(state), workers_of(state)
+    if state.lead is None or plan is None or not alive(workers) or workers.generation <= plan.generation:
+        return None
+    due = state.lead.since + 2 * state.settings.membership.lease_ttl_s
+    return Wish((_written_again(state, plan),)) if now >= due else Wish(wake_at=due)
+
+
 def heal(state: State, now: float, after_s: float) -> Wish:
     """Write again what the store has lost, this long after that was seen: others may come first."""
     plan = plan_of(state)
@@ -43,8 +56,13 @@ def heal(state: State, now: float, after_s: float) -> Wish:
     due = state.lost_since + after_s
     if now < due:
         return Wish(wake_at=due)
+    reason = "the store has lost what it knew of this job: writing it again"
+    return Wish((_written_again(state, plan),), reason=reason)
+
+
+def _written_again(state: State, plan: Plan) -> Restore:
     view = state.view
-    restore = Restore(
+    return Restore(
         plan=_again(state, plan),
         commit=view.commit,
         intent=view.intent,
@@ -52,7 +70,6 @@ def heal(state: State, now: float, after_s: float) -> Wish:
         if_plan=view.plan_revision,
         if_commit=view.commit_revision,
     )
-    return Wish((restore,), reason="the store has lost what it knew of this job: writing it again")
 
 
 def _again(state: State, plan: Plan) -> Plan:
@@ -63,7 +80,7 @@ def _again(state: State, plan: Plan) -> Plan:
     trains = plan.phase is Phase.TRAIN
     return replace(
         plan,
-        generation=plan.generation + AHEAD,
+        generation=max(plan.generation, workers_of(state).generation) + AHEAD,
         rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
         resume=view.committed,
         reason=f"{why}; {how_many_train(len(plan.seats))}" if trains else f"{plan.reason}; {why}",

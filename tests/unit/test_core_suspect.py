@@ -59,7 +59,11 @@ def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
         ("abcd", {"a": "cd", "b": "cd"}, "ab"),  # equal parts: that of the first rank
         ("abcde", {"a": "cde", "b": "cde"}, "cde"),  # the larger part
         ("ab", {"b": "a"}, "a"),
-        ("abcdef", {"a": "bcef", "b": "acdf", "c": "abd", "d": "cebf", "e": "dfa", "f": "eadb"}, "ce"),  # not tested: be, cf
+        (
+            "abcdef",
+            {"a": "bcef", "b": "acdf", "c": "abd", "d": "cebf", "e": "dfa", "f": "eadb"},
+            "ce",
+        ),  # not tested: be, cf
     ],
 )
 def test_after_a_probe_those_go_on_who_all_reach_each_other(nodes, broken, kept):
