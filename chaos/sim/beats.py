@@ -52,7 +52,7 @@ class Beats:
 
     def audible(self, sender: str, receiver: str) -> bool:
         """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
-        neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read the plan yet.
+        neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read a plan yet.
         """
         node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
         if node is None or not node.awake or not hears(sender, receiver, "beat"):
