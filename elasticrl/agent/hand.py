@@ -29,6 +29,7 @@ from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
+from elasticrl.agent.parent import Led
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
@@ -153,6 +154,7 @@ class Hand(LocalElasticAgent):
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
         self._quit = asyncio.Event()
+        self._alone = False  # who would see to us has ended
         self._server: Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._me = life(os.getpid())
@@ -171,21 +173,24 @@ class Hand(LocalElasticAgent):
             self._hear(number, partial(self._drain, f"the agent was sent {number.name}"))
         self._hear(warm.COMPLETE, self._completed)
         await self._echo.open(self._spec.host)
-        async with Server(self._runtime / "agent.sock", self._take, self._report_now) as server:
+        async with Server(self._runtime / "agent.sock", self._take, self._report_now, self._poke) as server:
             self._server = server
+            led = Led(asyncio.get_running_loop(), self._left_alone)
+            led.by(self._spec.led)
             self._fill()
-            orphaned = time.monotonic()
-            while not self._quit.is_set():
+            while not self._quit.is_set() and (server.connected or not self._alone):
                 self._changed.clear()
                 self._look()
-                if server.connected:
-                    orphaned = time.monotonic()
-                elif self._spec.orphan_s and time.monotonic() - orphaned > self._spec.orphan_s:
-                    self._drain(f"no daemon for {self._spec.orphan_s:g} s")
                 await self._pause()
+            led.by(())
             await self._end_all()
             self._echo.close()
         return RunResult(state=WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in self._group.workers})
+
+    def _left_alone(self) -> None:
+        """At once, and not in order: the vault has ended too, so what the workers went on to make would be copied nowhere."""
+        self._alone = True
+        self._poke()
 
     def _hear(self, number: signal.Signals, do: Callable[[], None]) -> None:
         """As the loop would, which gives the signal back to the kernel when it closes. Found live: a fork server that was ready

@@ -1,11 +1,13 @@
-"""A process that ends with the one that started it: the kernel sees to that, and standard library alone is imported.
+"""A process that ends with others: the kernel tells it of their end, and standard library alone is imported.
 
-The one idea: whoever asks for it says who the parent was, as that one may have ended before the kernel was asked.
+The one idea: whoever asks for it says who the others are, as they may have ended before the kernel was asked.
 """
 
 import ctypes
 import os
 import signal
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable
 
 _PR_SET_PDEATHSIG = 1
 
@@ -20,3 +22,37 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
 def on_parents_death(number: int) -> None:
     """Which signal the kernel sends us then; 0: none."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+class Led:
+    """Processes that see to this one; when the last of them has ended, it shall end as well."""
+
+    def __init__(self, loop: AbstractEventLoop, alone: Callable[[], None]) -> None:
+        self._loop, self._alone = loop, alone
+        self._handles: set[int] = set()
+
+    def by(self, pids: Iterable[int]) -> None:
+        """By these from now on, of whom some may have ended; by none: nobody's end matters."""
+        before, self._handles, some = self._handles, set(), False
+        for pid in pids:
+            some = True
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            self._handles.add(handle)
+            self._loop.add_reader(handle, self._ended, handle)
+        for handle in before:
+            self._forget(handle)
+        if some and not self._handles:
+            self._alone()
+
+    def _ended(self, handle: int) -> None:
+        self._handles.discard(handle)
+        self._forget(handle)
+        if not self._handles:
+            self._alone()
+
+    def _forget(self, handle: int) -> None:
+        self._loop.remove_reader(handle)
+        os.close(handle)

@@ -17,10 +17,17 @@ BACKLOG_BYTES = 4 * wire.LIMIT  # a daemon that reads nothing for so long is cut
 class Server:
     """Hands on the daemon's orders, and sends it reports: the whole picture first."""
 
-    def __init__(self, path: Path, take: Callable[[wire.Order], None], picture: Callable[[], wire.Report]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        take: Callable[[wire.Order], None],
+        picture: Callable[[], wire.Report],
+        gone: Callable[[], None],
+    ) -> None:
         self._path = path
         self._take = take
         self._picture = picture
+        self._gone = gone  # told when the daemon is
         self._daemon: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
 
@@ -71,6 +78,7 @@ class Server:
         finally:
             if self._daemon is writer:
                 self._daemon = None
+                self._gone()
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

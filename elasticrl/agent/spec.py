@@ -62,7 +62,7 @@ class Spec:
     stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
     log_limit_bytes: int = 64 * 1024 * 1024
     log_keep: int = 5
-    orphan_s: float = 0.0  # without a daemon for so long, end; 0: never
+    led: tuple[int, ...] = ()  # end without a daemon when these processes have ended; none: wait for the next daemon
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 

@@ -82,11 +82,11 @@ def run(asked: Asked) -> int:
 
         die_with(parent, signal.SIGTERM)
     fresh = partial(load, asked.config, asked.overrides)
-    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, follows=asked.parent, reload=fresh)
+    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, starter=asked.parent, reload=fresh)
 
 
 def serve(
-    tree: Any, *, keep: bool, adopt: bool = False, follows: int = 0, reload: Callable[[], Any] | None = None
+    tree: Any, *, keep: bool, adopt: bool = False, starter: int = 0, reload: Callable[[], Any] | None = None
 ) -> int:
     """Run a daemon by a configuration."""
     from elasticrl.cli.kept import checkpoints
@@ -112,7 +112,7 @@ def serve(
 
             node = RolloutDaemon(tree, log=log, history=history, keep=keep)
         else:
-            trains = node = Daemon(tree, log=log, history=history, keep=keep, follows=follows, reload=reload)
+            trains = node = Daemon(tree, log=log, history=history, keep=keep, starter=starter, reload=reload)
             trains.kept, trains.adopt = checkpoints(tree), adopt
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()

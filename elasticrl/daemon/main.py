@@ -84,11 +84,10 @@ class Daemon(Resident):
         log: Any,
         history: History,
         keep: bool = True,
-        follows: int = 0,
+        starter: int = 0,
         reload: Callable[[], Tree] | None = None,
     ) -> None:
-        super().__init__(tree, log=log, history=history, keep=keep)
-        self.follows = 0 if keep else follows or os.getpid()  # whose end a foreground run's vault follows
+        super().__init__(tree, log=log, history=history, keep=keep, starter=starter)
         self.kept: Look = lambda _: None  # looks for the job's checkpoints
         self.adopt = False  # go on from them if the store has lost the job
         self._reload = reload or (lambda: tree)  # reads the configuration again
@@ -153,7 +152,7 @@ class Daemon(Resident):
             window_bytes=tree.vault.window_bytes,
             deadline_s=tree.vault.timeout_s,
             log=self._logs / "vault.log",
-            follows=self.follows,
+            led=self.led,
         )
 
     def _vault_moved(self) -> None:

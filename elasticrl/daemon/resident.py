@@ -46,9 +46,12 @@ MARGIN_S = 2.0  # for all that an answer takes besides waiting
 class Resident(ABC):
     """One node of one job."""
 
-    def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True) -> None:
+    def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True, starter: int = 0) -> None:
         self.tree = tree
         self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
+        # A foreground run's agent and vault end with the last of those who see to them: the daemon, and who would start another
+        # one in its place (`elasticrl run`). See decision 25.
+        self.led: tuple[int, ...] = () if keep else tuple(pid for pid in (os.getpid(), starter) if pid)
         self.settings: Settings = to_core(tree)
         self.name = tree.node.name or socket.gethostname()
         self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
@@ -66,7 +69,7 @@ class Resident(ABC):
         """What the agent is told."""
         return spec_of(
             self.tree, node=self.name, host=self.host, home=self.home.folder, logs=self._logs,
-            timeouts=self.settings.timeouts, keep=self.keep,
+            timeouts=self.settings.timeouts, led=self.led,
         )  # fmt: skip
 
     @property

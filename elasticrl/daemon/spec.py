@@ -17,7 +17,6 @@ from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.vault import folder_of
 from elasticrl.diagnose import witness
 
-ORPHAN_S: Final = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
 RUNTIME: Final = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN: Final = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
@@ -26,8 +25,10 @@ AHEAD: Final = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker'
 FINGERPRINT: Final = "elasticrl.runtime.bits"
 
 
-def spec_of(tree: Tree, *, node: str, host: str, home: Path, logs: Path, timeouts: Timeouts, keep: bool) -> Spec:
-    """What the agent is told. `keep`: it outlives its daemon, and waits for the next."""
+def spec_of(
+    tree: Tree, *, node: str, host: str, home: Path, logs: Path, timeouts: Timeouts, led: tuple[int, ...]
+) -> Spec:
+    """What the agent is told. `led`: it ends with the last of these processes; none: it outlives them."""
     program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
     strategies = {
         tree.model.strategy,
@@ -58,7 +59,7 @@ def spec_of(tree: Tree, *, node: str, host: str, home: Path, logs: Path, timeout
         stop_s=tree.agent.stop_timeout_s,
         log_limit_bytes=tree.agent.log_limit_bytes,
         log_keep=tree.agent.log_keep,
-        orphan_s=0.0 if keep else ORPHAN_S,
+        led=led,
         timeouts=timeouts,
     )
 

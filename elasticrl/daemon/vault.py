@@ -71,7 +71,7 @@ class Options:
     window_bytes: int = 16 << 20  # of a copy, on their way at once
     deadline_s: float = 20.0  # for an answer, and for a transfer without progress
     log: Path = Path("/dev/null")
-    follows: int = 0  # the process whose end is its own: of a foreground run's; 0: nobody's
+    led: tuple[int, ...] = ()  # the processes with the last of which it ends; none: it outlives them (decision 25)
 
     @property
     def socket(self) -> Path:
@@ -244,6 +244,7 @@ class Vault:
                 raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
             if status.get("leaving"):
                 await talk.ask("leave", within_s=None)
+            await talk.ask("lead", by=options.led)
             write_private(self._port_file, str(status["port"]))
         except BaseException:
             await talk.close()
@@ -283,8 +284,8 @@ class Vault:
             "--dir", str(options.folder), "--listen", join(options.host, port), "--key-file", str(self._key_file),
             "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
-        if options.follows:
-            command += ["--die-with", str(options.follows)]
+        if options.led:
+            command += ["--led-by", *map(str, options.led)]
         with options.log.open("ab") as output:
             return subprocess.Popen(
                 command,

@@ -29,7 +29,7 @@ from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import Ledger
 from elasticrl.runtime.vault.client import Ticket, Vault
 from elasticrl.runtime.vault.errors import CopiesLate, DataError, StateError, VaultError
-from elasticrl.runtime.vault.holdings import Holding
+from elasticrl.runtime.vault.holdings import Holding, Whole
 from elasticrl.runtime.vault.slots import clean
 from elasticrl.runtime.vault.version import Lineage, Version
 
@@ -119,8 +119,11 @@ class Keeper:
         segments: Iterable[Segment],
         lanes: Iterable[int],
         facts: Facts,
+        whole: Whole | None = None,
     ) -> None:
-        """This worker's place from now on, `slots` workers to its node, and the history it goes on from."""
+        """This worker's place from now on, `slots` workers to its node, and the history it goes on from. What it goes on from
+        lies `whole` in the vaults, and stays there until this gang has sealed something; None: it came from elsewhere.
+        """
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
@@ -129,6 +132,7 @@ class Keeper:
         self.cost_s, self._begun, self._stalled_s = 0.0, time.monotonic(), 0.0
         self.kept, self.full, self._released, self._whole = None, None, False, None
         self._lost.clear()
+        self.vault.sealed = tuple((layer.version, layer.generation) for layer in whole.layers) if whole else ()
         with self._softly():
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
@@ -273,13 +277,17 @@ class Keeper:
     # -- sealed
 
     def sealed(self, digest: str | None, *, late: bool = False) -> Kept | None:
-        """What was kept is whole everywhere (`late`: but for copies that still come). Returns it, to be told; begins its save
-        if one is due.
+        """What was kept is whole everywhere, and the vaults keep it until a newer one is (`late`: but for copies that still
+        come, and they keep the one before). Returns it, to be told; begins its save if one is due.
         """
         kept = self.kept
         if kept is None or kept.sealed:
             return None
         kept.sealed = True
+        if not late:
+            stamp = kept.ticket.stamp
+            versions = (stamp.version,) if stamp.base is None else (stamp.version, stamp.base)
+            self.vault.sealed = tuple((version, stamp.generation) for version in versions)
         if kept.whole:
             self.chronicled(kept.steps, digest)
         due = kept.steps % self.context.tree.checkpoint.every == 0 or self._soon

@@ -800,6 +800,7 @@ class Run:
             segments=self._segments,
             lanes=self.carried,
             facts=facts,
+            whole=agreed.whole if agreed.remembered else None,
         )
         if agreed.published:
             keeper.whole(agreed.published)

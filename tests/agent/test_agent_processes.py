@@ -515,11 +515,19 @@ def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon
     async def scenario(a: Node) -> None:
         assert "No module named 'no_such_module'" in a.now.problem
         assert not a.now.warm
+        starter.kill()
+        starter.wait()
+        assert a.process.poll() is None, "a daemon leads it"
         await a.disconnect()
         assert await asyncio.to_thread(a.process.wait, 8) == 0, "it does not wait for a start that it puts off"
 
-    with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
-        made.run(scenario)
+    starter = subprocess.Popen(["sleep", "600"])
+    try:
+        with lab(tmp_path, 1, preload=("no_such_module",), led=(starter.pid,)) as made:
+            made.run(scenario)
+    finally:
+        starter.kill()
+        starter.wait()
 
 
 def test_that_a_gang_has_parted_to_grow_is_told_at_once_as_vaults_follow_it():

@@ -28,7 +28,12 @@ def options_of(argv: list[str]) -> Options:
     )
     parser.add_argument("--deadline-s", type=float, default=5.0, help="without progress, before a transfer is given up")
     parser.add_argument(
-        "--die-with", type=int, default=0, metavar="PID", help="end when this process does: a foreground run's"
+        "--led-by",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="PID",
+        help="end when these processes have: a foreground run's",
     )
     args = parser.parse_args(argv)
     return Options(
@@ -39,7 +44,7 @@ def options_of(argv: list[str]) -> Options:
         key=load_key(args.key_file) if args.key_file else None,
         window_bytes=args.window_bytes,
         deadline_s=args.deadline_s,
-        follows=args.die_with,
+        led=tuple(args.led_by),
     )
 
 

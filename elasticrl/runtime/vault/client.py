@@ -29,7 +29,7 @@ from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
 from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
-from elasticrl.runtime.vault.version import Lineage, Version
+from elasticrl.runtime.vault.version import Lineage, Made, Version
 
 _T = TypeVar("_T")
 _Of = TypeVar("_Of")
@@ -131,6 +131,9 @@ class Vault:
         self.node = node
         self.writer = writer
         self.notice = ""  # why the server does not know of the last snapshot, if it doesn't
+        self.sealed: tuple[
+            Made, ...
+        ] = ()  # what the gang can go on from, wherever it lies: it stays, here and at buddies
         self.control = Control(directory / CONTROL, deadline_s=deadline_s)
         self._deadline_s = deadline_s
         self._slots = Slots(directory, origin=node, writer=writer, keep=keep)
@@ -176,6 +179,7 @@ class Vault:
             world=world,
             lineage=lineage,
             base=base,
+            sealed=self.sealed,
         )
         ticket = Ticket(stamp)
         ready = _cuda_event(content.tensors)
@@ -261,7 +265,8 @@ class Vault:
             text = layout.header(stamp, table, content.values)
             shape = layout.shape_of(text, table.starts[-1])
             slots = self._slots if stamp.base is None else self._light
-            slot = slots.take(shape.total, below=(stamp.version, stamp.generation), within_s=self._deadline_s / 2)
+            below = stamp.version, stamp.generation
+            slot = slots.take(shape.total, below=below, sealed=stamp.sealed, within_s=self._deadline_s / 2)
             try:
                 targets, steady = self._targets(slot, table, shape), content.steady
                 _copy(targets[steady:], content.tensors[steady:], ready)

@@ -28,10 +28,17 @@ from zlib_ng.zlib_ng import crc32
 
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.piece import ITEMSIZE, Piece, starts
-from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, version_from_json, version_to_json
+from elasticrl.runtime.vault.version import (
+    Lineage,
+    Made,
+    Version,
+    lineage_from_json,
+    version_from_json,
+    version_to_json,
+)
 
 MAGIC = b"elasticV"
-FORMAT = 3
+FORMAT = 4
 BLOCK = 4 << 20
 PAGE = 4096
 _PRELUDE = struct.Struct(
@@ -60,6 +67,7 @@ class Stamp:
     world: int
     lineage: Lineage = ()
     base: Version | None = None  # the rest of this shard is in the shard of that version: it has not changed since
+    sealed: tuple[Made, ...] = ()  # what the gang had sealed last when this was written, and what that lies on
 
 
 @dataclass(frozen=True)  # no slots: the JSON of the table is made once
@@ -137,6 +145,7 @@ def header(stamp: Stamp, table: Table, values: Mapping[str, Any]) -> bytes:
         "world": stamp.world,
         "lineage": [cut.to_json() for cut in stamp.lineage],
         "base": version_to_json(stamp.base),
+        "sealed": [[version.step, version.update, generation] for version, generation in stamp.sealed],
     }
     return "\n".join((json.dumps(identity), table.text, json.dumps(values, separators=(",", ":")))).encode()
 
@@ -253,6 +262,7 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
         world=int(of["world"]),
         lineage=lineage_from_json(of["lineage"]),
         base=version_from_json(of["base"]),
+        sealed=tuple((Version(int(step), int(update)), int(generation)) for step, update, generation in of["sealed"]),
     )
     return stamp, _table(text[first : text.index(b"\n", first + 1)])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.owned import write_private
+from elasticrl.agent.parent import Led
 from elasticrl.core.address import CONTROL, overlong, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
@@ -70,7 +71,7 @@ class Options:
     window_bytes: int = 16 << 20  # of a copy, sent and not acknowledged yet, at most; one block in any case
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
-    follows: int = 0  # the process whose end is ours; 0: nobody's
+    led: tuple[int, ...] = ()  # the processes that see to this one, until a daemon names others: their end is ours
 
 
 class Server:
@@ -78,7 +79,7 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._followed: int | None = None  # a handle of the process whose end is ours
+        self._led: Led | None = None  # once it has started
         self.port = 0
         self._ring = NOBODY
         self._known: dict[Path, tuple[int, Holding]] = {}
@@ -118,7 +119,8 @@ class Server:
             raise VaultError(
                 f"Another vault server already serves {options.directory}. Two jobs or nodes on one host need two vault.dir."
             ) from None
-        self._end_with(options.follows)
+        self._led = Led(asyncio.get_running_loop(), self.stop)
+        self._led.by(options.led)
         dropped = sweep(options.directory)
         self._scan()
         if options.listen:
@@ -166,7 +168,8 @@ class Server:
         await self._stopped.wait()
         for buddy in self._buddies.values():
             await buddy.stop()
-        self._outlive()
+        if self._led is not None:
+            self._led.by(())
         if self._control is not None:
             self._control.close()
         if self._listener is not None:
@@ -184,24 +187,6 @@ class Server:
     def stop(self) -> None:
         """Make `run` return."""
         self._stopped.set()
-
-    def _end_with(self, pid: int) -> None:
-        """End with this process, however it ends: so a foreground run leaves none behind."""
-        if not pid:
-            return
-        try:
-            self._followed = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.stop()
-        else:
-            asyncio.get_running_loop().add_reader(self._followed, self.stop)
-
-    def _outlive(self) -> None:
-        """Not any more."""
-        if self._followed is not None:
-            asyncio.get_running_loop().remove_reader(self._followed)
-            os.close(self._followed)
-            self._followed = None
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -237,6 +222,7 @@ class Server:
         task.add_done_callback(self._tasks.discard)
         operations: Mapping[str, Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]] = {
             "status": self._status,
+            "lead": self._lead,
             "ring": self._set_ring,
             "sealed": self._sealed,
             "copied": self._copied,
@@ -460,13 +446,21 @@ class Server:
             slots[0].close()
         return [path.name for path in paths if drop(path)]
 
+    async def _lead(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Who sees to this vault from now on. It ends with the last of them, so that a foreground run leaves none behind; where
+        nobody is named, with nobody.
+        """
+        assert self._led is not None
+        self._led.by(map(int, request["by"]))
+        return {}
+
     async def _leave(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This node has left the job: stay for those who may still fetch from here, then end. Without a time: it is back."""
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
         if request["within_s"] is not None:
-            self._outlive()
+            await self._lead({"by": []})
             self._leaving = asyncio.get_running_loop().call_later(float(request["within_s"]), self._end_now)
         return {}
 
@@ -569,7 +563,8 @@ class Server:
         try:
             stamp = offered.stamp
             # Fresh memory takes time (a third of a second per gigabyte), which is not everybody's.
-            take = partial(slots.take, offered.shape.total, below=(stamp.version, stamp.generation))
+            below = stamp.version, stamp.generation
+            take = partial(slots.take, offered.shape.total, below=below, sealed=stamp.sealed)
             slot = await _whole(take, Slot.unlock)
             try:
                 if announce:

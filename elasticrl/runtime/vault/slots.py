@@ -1,8 +1,9 @@
 """The files of a vault directory: which may be written, which must stay.
 
 The one idea: a writer (a worker of this node, or a worker elsewhere whose copies we keep) owns a few files and writes its next
-version into whichever of them is neither one of its newest `keep` sealed ones nor pinned. A pin is a shared `flock`: it ends
-with the process that holds it, so a killed reader pins nothing. Files are used again because fresh memory costs page faults.
+version into whichever of them is neither pinned nor one of the `keep` whole ones that stay (`core.keeping`). A pin is a shared
+`flock`: it ends with the process that holds it, so a killed reader pins nothing. Files are used again because fresh memory
+costs page faults.
 """
 
 import errno
@@ -20,10 +21,11 @@ from typing import IO, Self
 
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
+from elasticrl.core.keeping import stays
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import NoRoom, VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn
-from elasticrl.runtime.vault.version import Version
+from elasticrl.runtime.vault.version import Made, Version
 
 RING = "ring.json"  # what was told of the ring last
 BESIDE = "beside"  # without a daemon: which run it was made beside
@@ -77,7 +79,7 @@ class Slot:
         _open.add(self)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._map: mmap.mmap | None = None
-        self._known: tuple[int, tuple[Version, int]] | None = None  # a seal, and what is under it
+        self._known: tuple[int, Made] | None = None  # a seal, and what is under it
         self._map_open()
 
     @property
@@ -153,7 +155,7 @@ class Slot:
         """What the file holds now."""
         return layout.read(self.memory)
 
-    def version(self) -> tuple[Version, int] | None:
+    def version(self) -> Made | None:
         """The version and generation that the file holds, or None if it holds none.
 
         A header is parsed once: a model's thousand tensors would cost the training thread milliseconds of interpreter lock.
@@ -195,9 +197,11 @@ class Slots:
             if match := _NAME.fullmatch(path.name):
                 self._slots[int(match["number"])] = Slot(path)
 
-    def take(self, nbytes: int, *, below: tuple[Version, int] | None = None, within_s: float = 0.0) -> Slot:
+    def take(
+        self, nbytes: int, *, below: Made | None = None, sealed: Sequence[Made] = (), within_s: float = 0.0
+    ) -> Slot:
         """A locked slot with room for `nbytes`, not sealed any more. Anything not older than `below` is void, and no reason to
-        keep a file. What has room already goes first.
+        keep a file; what the gang has `sealed` last is one until a newer version is. What has room already goes first.
         Where there is no memory for another file, one that is being read (by a save) is waited for, for `within_s`.
 
         `below` is the version and generation about to be written: what is there under a later number was made by a
@@ -207,19 +211,19 @@ class Slots:
         limit = time.monotonic() + within_s
         while True:
             try:
-                return self._take(nbytes, below)
+                return self._take(nbytes, below, sealed)
             except NoRoom:
                 if not self._read or time.monotonic() > limit:
                     raise
                 time.sleep(PAUSE_S)  # whoever reads may have ended by itself, and tells nobody
 
-    def _take(self, nbytes: int, below: tuple[Version, int] | None) -> Slot:
+    def _take(self, nbytes: int, below: Made | None, sealed: Sequence[Made]) -> Slot:
         self._read = False
         versions = {number: slot.version() for number, slot in self._slots.items()}
-        valid = sorted((v for v in versions.values() if v is not None and (below is None or v < below)), reverse=True)
-        stay = set(valid[: self.keep])
+        valid = sorted({v for v in versions.values() if v is not None and (below is None or v < below)}, reverse=True)
+        stay = set(stays(valid, sealed, self.keep))
 
-        def age(number: int) -> tuple[bool, bool, tuple[Version, int]]:
+        def age(number: int) -> tuple[bool, bool, Made]:
             version = versions[number]
             small = len(self._slots[number].memory) < nbytes  # others take no more memory than they have
             return (small, version is not None, version or (Version(0), 0))
@@ -271,7 +275,7 @@ class Slots:
 
     def mend(self) -> tuple[str, ...]:
         """Write again what somebody has cleared away: the memory of a removed file is still ours. Names, the newest last."""
-        found: list[tuple[tuple[Version, int], str]] = []
+        found: list[tuple[Made, str]] = []
         for number, lost in list(self._slots.items()):
             held = lost.version()
             if lost.path.exists() or held is None:

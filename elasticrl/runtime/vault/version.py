@@ -33,6 +33,9 @@ class Cut:
         return [self.generation, self.start.step, self.start.update]
 
 
+Made = tuple[Version, int]
+"""A version as one generation made it. Another may make the same one again, cut for its own world."""
+
 Lineage = tuple[Cut, ...]
 """The chain of generations that led to a state, oldest first, ending with the one that made it. Empty: not known."""
 
