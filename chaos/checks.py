@@ -27,6 +27,7 @@ from chaos.history import (
     Halted,
     History,
     Left,
+    Made,
     Planned,
     Repeated,
     Resumed,
@@ -545,11 +546,11 @@ def no_sample_is_lost_or_used_twice(case: Case) -> Iterator[Complaint]:
             if carried != list(range(lanes)):
                 yield fact.at, f"generation {fact.generation} carries lanes {fact.ranges}, not each of {lanes} once"
             version[fact.generation] = fact.version
-        elif isinstance(fact, Sealed):
+        elif isinstance(fact, Sealed | Made):
             if fact.version != version.get(fact.generation, -2) + 1:
                 yield (
                     fact.at,
-                    f"generation {fact.generation} sealed {fact.version} after {version.get(fact.generation)}",
+                    f"generation {fact.generation} made {fact.version} after {version.get(fact.generation)}",
                 )
             version[fact.generation] = fact.version
 

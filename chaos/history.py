@@ -120,6 +120,14 @@ class Sealed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made(Fact):
+    """Every rank has applied this update, and not every shard of it could be copied: it is not sealed. (simulated)"""
+
+    generation: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Fact):
     """A disk checkpoint was written to its end (`whole`) or not."""
 

@@ -55,7 +55,7 @@ class Beats:
         neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read a plan yet.
         """
         node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
-        if node is None or not node.awake or not hears(sender, receiver, "beat"):
+        if node is None or not node.answers or not hears(sender, receiver, "beat"):
             return False
         peer = self.cluster.nodes[receiver].detector.peers.get(sender)
         asked = peer is not None and peer.life == node.incarnation and hears(receiver, sender, "beat")

@@ -44,6 +44,7 @@ class Shape:
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
+    vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
 
 
@@ -179,8 +180,8 @@ class Cluster:
         """The newest version that is whole in these nodes' vaults, and the generation that sealed it; (-1, 0): none."""
         found: dict[tuple[int, int], int] = {}
         for node in seats:
-            if node.powered:
-                for key, shards in node.vault.items():
+            if node.powered and node.vault.serves:
+                for key, shards in node.vault.all().items():
                     found[key] = found.get(key, 0) | shards
         whole = [key for key, shards in found.items() if shards == self.layouts[key[1]] and key in self.digests]
         return max(whole, default=(-1, 0))

@@ -8,7 +8,8 @@ its digest a chain over the samples that went in, so equal digests mean equal bi
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from chaos.history import Resumed, Sealed
+from chaos.history import Made, Resumed, Sealed
+from chaos.sim.vault import Key
 from elasticrl.core.model import Plan, Rung, Work, deal
 from elasticrl.core.suspect import Progress
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
     from chaos.sim.node import Node
 
+PATIENCE = 0.75  # of the shortest budget: so long copies are waited for at first (`runtime.keeper`)
 PHASES = ("rollout", "reduce", "apply", "gather", "seal")
 SHARE = {"rollout": 0.4, "reduce": 0.15, "apply": 0.1, "gather": 0.15, "seal": 0.2}
 COLLECTIVE = frozenset({"reduce", "gather", "seal"})  # the phases in which a worker waits for others
@@ -51,11 +53,13 @@ class Gang:
         self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.world)) if plan.world else ()
         self.own: dict[str, int] = {}  # each node's shards
         self.shards, self.holds = self._shards()
+        self.sealed: tuple[Key, ...] = ()  # what was sealed last
+        self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.halting = False
 
-    def _shards(self) -> tuple[int, dict[str, int]]:
-        """All shards, and those that each node keeps: its own and those of the nodes before it in the ring."""
+    def _shards(self) -> tuple[int, "dict[str, tuple[Node, ...]]"]:
+        """All shards, and whose each node keeps: its own and those of the nodes before it in the ring."""
         own, rank = [], 0
         for seat in self.plan.seats:
             own.append(((1 << seat.slots) - 1) << rank)
@@ -63,10 +67,7 @@ class Gang:
         copies = min(self.cluster.settings.copies, len(own) - 1)
         holds = {}
         for i, node in enumerate(self.seats):
-            mask = 0
-            for back in range(copies + 1):
-                mask |= own[i - back]
-            holds[node.name] = mask
+            holds[node.name] = tuple(self.seats[i - back] for back in range(copies + 1))
             self.own[node.name] = own[i]
         return (1 << rank) - 1, holds
 
@@ -132,25 +133,27 @@ class Gang:
         )
         for node in self.seats:
             node.work, node.step, node.phase = Work.TRAINING, self.attempted, ""
-            if not self.kept_by:
+            if self.kept_by:
+                node.vault.void_after((self.version, self.kept_by))
+            else:
                 self._keep(node)
             node.tell()
+        self.sealed = ((self.version, self.kept_by or generation),)
         self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
 
     def _give_copies(self) -> None:
         """What the gang goes on from lies in the vaults as another has left it: each gives its own to those behind it."""
-        before = self.cluster.gangs.get(self.kept_by)
-        if before is None:
+        if not self.kept_by:
             return
         key = (self.version, self.kept_by)
         copies = min(self.cluster.settings.copies, len(self.seats) - 1)
         for i, node in enumerate(self.seats):
-            own = before.own.get(node.name, 0) & node.vault.get(key, 0)
+            own = node.vault.of(node.name, key)
             for hop in range(1, copies + 1):
                 behind = self.seats[(i + hop) % len(self.seats)]
-                if own:
-                    behind.vault[key] = behind.vault.get(key, 0) | own
+                if own and node.vault.serves and behind.vault.serves:
+                    behind.vault.keep(node.name, key, own, self.sealed)
 
     # ---- growing
 
@@ -206,6 +209,9 @@ class Gang:
             return
         if self.waits_since is not None:
             self._relieved()
+        if self.phase == "seal" and not self._copied():
+            self.world.later(0.1, self._end_phase, turn)
+            return
         if self.phase != "seal":
             self.cluster.reach("after " + self.phase, self)
             if not self.broken:
@@ -228,21 +234,32 @@ class Gang:
                 node.dies("exit code 1: RuntimeError: bad memory", own=True)
                 return
 
+    def _copied(self) -> bool:
+        """Are the copies made, or waited for no longer? Where the last ones were late, little is expected of the next."""
+        if all(node.vault.serves for node in self.seats):
+            self.late = False
+            return True
+        patience_s = 0.1 if self.late else PATIENCE * self.cluster.settings.timeouts.floor_s
+        self.late = self.world.now >= self.phase_at + SHARE["seal"] * self.cluster.step_s + patience_s
+        return self.late
+
     def _seal(self) -> None:
         self.version += 1
         self.digest = chain(self.digest, self.version, self.ranges)
-        self.cluster.learn("seal", self.world.now - self.phase_at)
         for node in self.seats:
             self._keep(node)
-        step = self.attempted
-        self.world.note(
-            Sealed(
-                at=self.world.now, generation=self.plan.generation, version=self.version, step=step, digest=self.digest
+        generation, step = self.plan.generation, self.attempted
+        if self.late:
+            self.world.note(Made(at=self.world.now, generation=generation, version=self.version))
+        else:
+            self.cluster.learn("seal", self.world.now - self.phase_at)
+            self.sealed = ((self.version, generation),)
+            self.world.note(
+                Sealed(at=self.world.now, generation=generation, version=self.version, step=step, digest=self.digest)
             )
-        )
+            for node in self.seats:
+                node.step = step
         whole_step = self.version % self.cluster.updates == 0
-        for node in self.seats:
-            node.step = step
         self.cluster.reach("after seal", self)
         if self.broken:
             return
@@ -256,12 +273,14 @@ class Gang:
         self._next(0 if whole_step else 1)
 
     def _keep(self, node: "Node") -> None:
-        """This node's part of the present version; the two newest are kept."""
+        """This node's part of the present version: its own shards, and the copies that reach it."""
         self.cluster.digests[self.version, self.plan.generation] = self.digest
-        node.vault[(self.version, self.plan.generation)] = self.holds[node.name]
-        if len(node.vault) > 2:
-            newest = sorted(node.vault, key=lambda key: (key[1], key[0]))[-2:]
-            node.vault = {key: node.vault[key] for key in newest}
+        self._put(node, (self.version, self.plan.generation))
+
+    def _put(self, node: "Node", key: Key) -> None:
+        for origin in self.holds[node.name]:
+            if origin is node or (origin.vault.serves and node.vault.serves):
+                node.vault.keep(origin.name, key, self.own[origin.name], self.sealed)
 
     def _done(self) -> None:
         self.turn += 1
@@ -359,7 +378,7 @@ class Gang:
         key = (self.version + 1, self.plan.generation)
         for node in self.seats:
             if node.agent_up and node.powered and chance.random() < share:
-                node.vault[key] = self.holds[node.name]
+                self._put(node, key)
 
     def _park_all(self) -> None:
         for node in self.seats:

@@ -195,7 +195,7 @@ class Nemesis:
                 node.kill_agent()
                 return touched, None
             case "kill_daemon" if node.daemon_up:
-                node.end_daemon()
+                node.kill_daemon()
                 return touched, partial(self._daemon_again, node)
             case "pause_daemon" if node.awake:
                 node.daemon_paused = True
@@ -211,7 +211,7 @@ class Nemesis:
             case "power_cut" if node.powered and not node.frozen:
                 node.power_off()
                 return touched, partial(self._boot, node)
-            case "lose_vault" if node.vault:
+            case "lose_vault" if not node.vault.empty:
                 node.lose_vault()
                 return touched, None
             case "clock_rate":

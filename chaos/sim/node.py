@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion
 from chaos.sim.store import LeaseGone
+from chaos.sim.vault import Vault
 from chaos.sim.world import Clock
 from elasticrl.core import events
 from elasticrl.core.events import Action, Event
@@ -80,7 +81,8 @@ class Node:
         self.sick = False
         self.telling = False
         self.vault_life = 0
-        self.vault: dict[tuple[int, int], int] = {}  # (version, generation) -> shards, as a bit mask
+        self.vault = Vault()
+        self.answered = False  # its agent answers for its daemon, which is gone
 
     # ---- life and death
 
@@ -110,7 +112,7 @@ class Node:
 
     def lose_vault(self) -> None:
         """The memory snapshots of this node are gone."""
-        self.vault = {}
+        self.vault.lose()
         self.vault_life += 1
         if self.gang is not None:
             self.gang.bereft(self)
@@ -129,6 +131,7 @@ class Node:
         me = Member(node=self.name, incarnation=self.incarnation)
         self.life += 1
         self.daemon_up, self.daemon_paused = True, False
+        self.answered, self.vault.serves = False, True  # what was held is found again
         card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=self.cluster.bits_of(self.name))
         self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
@@ -152,6 +155,12 @@ class Node:
             self.cluster.store.unwatch(self.name)
             self.cluster.beats.changed(self.name)
 
+    def kill_daemon(self) -> None:
+        """Kill -9 of the daemon. Where its vault goes along, its workers train on, and its agent answers for it."""
+        if self.cluster.shape.vault_goes:
+            self.answered, self.vault.serves = True, False
+        self.end_daemon()
+
     def _round(self, life: int) -> None:
         """The agent speaks at least this often."""
         if life == self.life and self.daemon_up:
@@ -164,6 +173,11 @@ class Node:
     def awake(self) -> bool:
         """Does the daemon run at this moment?"""
         return self.daemon_up and self.powered and not (self.frozen or self.daemon_paused)
+
+    @property
+    def answers(self) -> bool:
+        """Do neighbours hear that it lives?"""
+        return self.awake or (self.answered and self.agent_up and self.powered and not self.frozen)
 
     def post(self, event: Event) -> None:
         """Something happened to this node's core."""
@@ -449,6 +463,8 @@ class Node:
         if self.agent_up:
             self.agent_up = False
             self.agent_life += 1
+            if self.answered:
+                self.cluster.beats.changed(self.name)
             gang, self.gang, self.next_plan = self.gang, None, None
             self._clear()
             self.saved, self.manifest = 0, ""

@@ -305,7 +305,8 @@ class Vault(Section):
     timeout_s: Seconds = 20.0
     """Seconds that an update waits for a copy of the state before, while it comes nearer (else three quarters of
     timeouts.floor). Training then goes on without it, the worker's log says so, and the same buddy is tried again; until
-    it arrives a lost node may cost steps. Less stalls shorter; more rides out a congested network."""
+    it arrives a lost node costs the steps since the newest sealed one. Less stalls shorter; more rides out a congested
+    network."""
     linger_s: Seconds = 120.0
     """Seconds that a node's vault stays after the node has left the job, for those who may still fetch from it. Less gives
     its memory back sooner; too little ends it before the others have formed anew."""

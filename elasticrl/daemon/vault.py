@@ -244,7 +244,8 @@ class Vault:
                 raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
             if status.get("leaving"):
                 await talk.ask("leave", within_s=None)
-            await talk.ask("lead", by=options.led)
+            if options.led:
+                await talk.ask("lead", by=options.led)
             write_private(self._port_file, str(status["port"]))
         except BaseException:
             await talk.close()

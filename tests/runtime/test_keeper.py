@@ -98,6 +98,35 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         keeper.close(over=False)
 
 
+def test_while_copies_are_late_what_was_sealed_last_stays_here_and_at_the_buddies(tmp_path: Path):
+    """Found live: a vault that was gone for seconds cost the steps since the newest checkpoint."""
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    plain["timeouts"] = {"floor": "500ms"}
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=nodes[0].directory, alone=False)
+        keeper = begun(context, lambda _: None, "n0", "n1")
+        parts = Parts(model=torch.nn.Linear(3, 2))
+
+        def made(step: int, *, late: bool) -> set[Version]:
+            keeper.keep(parts, Version(step), steps=step, whole=True)
+            keeper.await_copies(lambda: None)
+            keeper.sealed("d", late=keeper.late or late)
+            return {held.version for held in holdings(nodes) if held.node == "n0"}
+
+        for step in (1, 2, 3):
+            made(step, late=False)
+        for step in (4, 5, 6, 7):
+            assert Version(3) in made(step, late=True), "another rank's copies are late: this one's are there"
+        assert all(Version(3) in {held.version for held in holdings([node])} for node in nodes)
+        for step in (8, 9, 10):
+            made(step, late=False)
+        assert Version(3) not in {held.version for held in holdings(nodes)}
+        nodes[1].kill()
+        assert [Version(10) in made(step, late=False) for step in (11, 12, 13, 14)] == [True] * 4
+        keeper.close(over=False)
+
+
 def test_where_copies_are_late_ones_own_seal_is_waited_for_all_the_same(tmp_path: Path, monkeypatch):
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
     sums_of = layout.sums_of

@@ -70,6 +70,25 @@ def test_the_newest_versions_are_copied_and_memory_stays_bounded(tmp_path: Path)
         assert len(list(files(nodes[1].directory))) == 3
 
 
+def test_a_buddy_keeps_the_copy_of_what_was_sealed_last_until_a_newer_one_is(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+
+        def copied(step: int, sealed: int) -> list[int]:
+            nodes[0].announce(nodes[0].keep(step, sealed=sealed))
+            until(
+                lambda: nodes[0].control.copied("w0", version=Version(step), generation=1, timeout_s=5) == 1, "a copy"
+            )
+            return sorted(h.version.step for h in holdings([nodes[1]]) if h.node == "n0")
+
+        for step in range(1, 5):
+            copied(step, sealed=step - 1)
+        assert [copied(step, sealed=4) for step in range(5, 9)][-1] == [4, 7, 8], (
+            "another vault copies nothing meanwhile"
+        )
+        assert 4 not in [copied(step, sealed=step - 1) for step in range(9, 12)][-1]
+
+
 def test_two_copies_survive_any_two_nodes(tmp_path: Path):
     with cluster(tmp_path, 4) as nodes:
         ring(nodes, copies=2)

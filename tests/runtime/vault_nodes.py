@@ -85,7 +85,15 @@ class Node:
             self.process = None
 
     def keep(
-        self, step: int, *, shard: int = 0, world: int = 1, generation: int = 1, size: int = 100, lineage: Lineage = ()
+        self,
+        step: int,
+        *,
+        shard: int = 0,
+        world: int = 1,
+        generation: int = 1,
+        size: int = 100,
+        lineage: Lineage = (),
+        sealed: int | None = None,
     ) -> Path:
         """Seal a version of this node's worker; its bytes are `pattern(step, shard, size)`."""
         if self._slots is None:
@@ -99,11 +107,12 @@ class Node:
             shard=shard,
             world=world,
             lineage=lineage,
+            sealed=() if sealed is None else ((Version(sealed), generation),),
         )
         table = Table((Piece("w", "uint8", (world * size,), (shard * size,), (size,)),))
         text = layout.header(stamp, table, {"part": {f"shard.{shard}": step}})
         shape = layout.shape_of(text, table.starts[-1])
-        slot = self._slots.take(shape.total, below=(stamp.version, generation))
+        slot = self._slots.take(shape.total, below=(stamp.version, generation), sealed=stamp.sealed)
         slot.memory[shape.data_start : shape.data_start + size] = pattern(step, shard, size)
         layout.seal(slot.memory, shape, text, layout.sums_of(slot.memory, shape))
         slot.unlock()

@@ -24,6 +24,7 @@ def stamp(step: int = 7) -> Stamp:
         world=2,
         lineage=(Cut(3, Version(5)),),
         base=Version(step),
+        sealed=((Version(6), 2), (Version(5), 2)),
     )
 
 

@@ -16,19 +16,19 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.slots import MAX_FILES, Pinned, Slots, clean, files, parse_name, pin, prepare, sweep
-from elasticrl.runtime.vault.version import Version
+from elasticrl.runtime.vault.version import Made, Version
 
 TABLE = Table((Piece("w", "uint8", (100,), (0,), (100,)),))
 
 
-def keep(slots: Slots, step: int, *, generation: int = 1, finish: bool = True) -> Path:
+def keep(slots: Slots, step: int, *, generation: int = 1, finish: bool = True, sealed: tuple[Made, ...] = ()) -> Path:
     """What a worker does for one version."""
     stamp = Stamp(
         job="j", node="n0", writer="w0", version=Version(step), generation=generation, shard=0, world=1, lineage=()
     )
     text = layout.header(stamp, TABLE, {})
     shape = layout.shape_of(text, TABLE.starts[-1])
-    slot = slots.take(shape.total, below=(stamp.version, generation))
+    slot = slots.take(shape.total, below=(stamp.version, generation), sealed=sealed)
     slot.memory[shape.data_start : shape.data_start + 100] = bytes([step % 256]) * 100
     if finish:
         layout.seal(slot.memory, shape, text, layout.sums_of(slot.memory, shape))
@@ -63,6 +63,24 @@ def test_two_newest_versions_stay_in_three_files_whatever_the_number_of_steps(ho
         keep(slots, step)
         assert versions(home)[-2:] == [(s, 1) for s in range(max(step - 1, 0), step + 1)]
     assert len(list(files(home))) == 3
+
+
+def test_what_was_sealed_last_stays_whatever_the_number_of_steps_that_are_not(home: Path):
+    slots = make(home)
+    for step in range(6):
+        keep(slots, step, sealed=((Version(step - 1), 1),))
+    for step in range(6, 20):
+        keep(slots, step, sealed=((Version(5), 1),))
+        assert {(5, 1), (step - 1, 1), (step, 1)} <= set(versions(home))
+    slots.close()
+    successor = make(home)  # a worker that is born later, and is told by its gang
+    keep(successor, 6, generation=2, sealed=((Version(5), 1),))
+    keep(successor, 7, generation=2, sealed=((Version(5), 1),))
+    assert (5, 1) in versions(home)
+    for step in (8, 9, 10):
+        keep(successor, step, generation=2, sealed=((Version(step - 1), 2),))
+    assert (5, 1) not in versions(home), "a newer one is sealed"
+    assert len(list(files(home))) == 3, "it takes no more memory"
 
 
 def test_a_torn_file_is_used_first_and_costs_no_version(home: Path):

@@ -38,7 +38,7 @@ from elasticrl.runtime.vault.version import (
 )
 
 MAGIC = b"elasticV"
-FORMAT = 4
+FORMAT = 3
 BLOCK = 4 << 20
 PAGE = 4096
 _PRELUDE = struct.Struct(
@@ -262,7 +262,9 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
         world=int(of["world"]),
         lineage=lineage_from_json(of["lineage"]),
         base=version_from_json(of["base"]),
-        sealed=tuple((Version(int(step), int(update)), int(generation)) for step, update, generation in of["sealed"]),
+        sealed=tuple(
+            (Version(int(step), int(update)), int(generation)) for step, update, generation in of.get("sealed", ())
+        ),
     )
     return stamp, _table(text[first : text.index(b"\n", first + 1)])
 
