@@ -183,8 +183,9 @@ class Hand(LocalElasticAgent):
                 self._look()
                 await self._pause()
             led.by(())
+            self._stopping = self._stopping or "nobody sees to this node any more"
+            self._echo.close()  # the neighbours shall not hear that this node lives
             await self._end_all()
-            self._echo.close()
         return RunResult(state=WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in self._group.workers})
 
     def _left_alone(self) -> None:
