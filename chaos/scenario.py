@@ -123,6 +123,7 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
     shape = replace(
         shape,
         load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))),
+        vault_goes=Random(f"vault {seed}").random() < 0.15,
         apart_s=Random(f"apart {seed}").choice((0.0, 0.0, 0.05, 0.8)),
         settings=_wide(Random(f"wide {seed}"), shape.nodes - len(shape.alien), shape.settings),
     )
