@@ -33,18 +33,14 @@ class Led:
 
     def by(self, pids: Iterable[int]) -> None:
         """By these from now on, of whom some may have ended; by none: nobody's end matters."""
-        before, self._handles, some = self._handles, set(), False
-        for pid in pids:
-            some = True
-            try:
-                handle = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            self._handles.add(handle)
-            self._loop.add_reader(handle, self._ended, handle)
+        pids = tuple(pids)
+        found = {handle for pid in pids if (handle := _handle(pid)) is not None}
+        before, self._handles = self._handles, found
         for handle in before:
             self._forget(handle)
-        if some and not self._handles:
+        for handle in found:
+            self._loop.add_reader(handle, self._ended, handle)
+        if pids and not found:
             self._alone()
 
     def _ended(self, handle: int) -> None:
@@ -56,3 +52,11 @@ class Led:
     def _forget(self, handle: int) -> None:
         self._loop.remove_reader(handle)
         os.close(handle)
+
+
+def _handle(pid: int) -> int | None:
+    """By which the kernel tells of this process's end; None: it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
