@@ -6,8 +6,11 @@ The one idea: whoever asks for it says who the others are, as they may have ende
 import ctypes
 import os
 import signal
-from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,7 +30,7 @@ def on_parents_death(number: int) -> None:
 class Led:
     """Processes that see to this one; when the last of them has ended, it shall end as well."""
 
-    def __init__(self, loop: AbstractEventLoop, alone: Callable[[], None]) -> None:
+    def __init__(self, loop: "AbstractEventLoop", alone: Callable[[], None]) -> None:
         self._loop, self._alone = loop, alone
         self._handles: set[int] = set()
 
