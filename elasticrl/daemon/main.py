@@ -490,7 +490,7 @@ class Daemon(Resident):
     @property
     def _orphaned(self) -> bool:
         """Was the run killed that has started this daemon? It would have cleared away what is left now."""
-        return self.follows not in {0, os.getpid()} and not started_at(self.follows)
+        return bool(self.starter) and not started_at(self.starter)
 
     async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
         """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
