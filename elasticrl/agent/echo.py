@@ -9,9 +9,9 @@ import json
 import time
 from pathlib import Path
 
-from elasticrl.agent.datagram import PING, PONG, seal, unseal
+from elasticrl.agent.datagram import PING, PONG, Said, seal, unseal
 from elasticrl.agent.owned import write_private
-from elasticrl.core.address import join
+from elasticrl.core.address import join, split
 from elasticrl.core.model import Member
 
 NOTE = "echo.json"
@@ -46,15 +46,20 @@ class Echo(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:  # noqa: ARG002 - who sent it stands in it, signed
         """A question from a member of this job is answered; noise is not."""
         if not self._informed() or self._transport is None:
             return
-        opened = unseal(self._secret, data)
-        if not isinstance(opened, str) and opened[0] == PING:
+        asked = unseal(self._secret, data, self._me.node)
+        if not isinstance(asked, str) and asked.kind == PING:
             # The clock that daemon and agent share, and that nobody can set back: so their numbers rise together.
             self._number = max(self._number + 1, time.monotonic_ns())
-            self._transport.sendto(seal(self._secret, PONG, self._me, self._number), addr)
+            # Whoever hears it is asked no more than this, so the agent needs no session.
+            said = Said(
+                kind=PONG, member=self._me, number=self._number, session=0, to=asked.session, asked=asked.number,
+                address=self.address,
+            )  # fmt: skip
+            self._transport.sendto(seal(self._secret, said, asked.member.node), split(asked.address))
 
     def _informed(self) -> bool:
         """Read the daemon's note if it is new."""

@@ -368,6 +368,7 @@ class Daemon(Resident):
         secret = await self._patiently(lambda: the_secret(store))
         self.crew.run_of_job = self.names["run"] = run_of(secret)
         self.vault.know(secret)
+        self.inquiry.ways.secret = secret
         self._lasting = (written_secret(secret),)
         neighbours = Neighbours(
             me,

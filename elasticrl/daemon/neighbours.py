@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from fcntl import ioctl
 from typing import Any, Protocol
 
-from elasticrl.agent.datagram import BEAT, PING, TIMED, answered, seal, unseal
+from elasticrl.agent.datagram import BEAT, HELLO, PING, PONG, TIMED, Said, seal, session, unseal
 from elasticrl.core.address import join, split
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.grid import until_next
@@ -64,13 +64,16 @@ class Neighbours(asyncio.DatagramProtocol):
         self._plan: Plan | None = None
         self._peers: dict[
             str, tuple[str, int]
-        ] = {}  # whom we send to; a restarted daemon's new address is learned from it
+        ] = {}  # whom we send to; a restarted daemon says, signed and to this very daemon, where it hears now
         self._agents: dict[str, tuple[str, int]] = {}  # who answers for a node whose daemon is silent
         self._lives: Mapping[str, int] = {}  # which life of each node the plan knows
         self._noise: dict[str, tuple[float, int]] = {}  # who sends what cannot be read: last told when, how many since
+        self._session = session()
+        self._sessions: dict[str, int] = {}  # of the others' daemons
         self._newest: dict[Member, int] = {}
         self._closed: set[tuple[str, int]] = set()  # addresses where, a kernel said, nobody listens any more
-        self._answered: set[str] = set()  # nodes that answered the probe that is going on
+        self._probed_at = 0  # the number after which the probe that is going on began to ask
+        self._answered: set[str] = set()  # nodes that answered it
         self._number = 0
         self._beating = asyncio.Event()  # there is somebody to send to
         self.detector = Detector(settings=settings, doubt_s=doubt_s)
@@ -105,8 +108,8 @@ class Neighbours(asyncio.DatagramProtocol):
                 self._ask(node)
             if now >= timed + TIMED_S:
                 timed = now
-                for address in self._peers.values():
-                    self._send_to(PING, address)
+                for node, address in self._peers.items():
+                    self._send_to(PING, node, address)
             self.judge(now)
             await asyncio.sleep(until_next(self._settings.beat_s, time.time()))
 
@@ -133,6 +136,7 @@ class Neighbours(asyncio.DatagramProtocol):
             node: took for node, took in self._took.items() if node in self._peers
         }  # who comes back begins anew
         self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
+        self._sessions = {node: known for node, known in self._sessions.items() if node in self._peers}
         self.detector = self.detector.watch({node: self._lives[node] for node in self._peers}, time.monotonic())
         if self._peers:
             self._beating.set()
@@ -167,12 +171,13 @@ class Neighbours(asyncio.DatagramProtocol):
     async def probe(self, targets: Mapping[str, str], within_s: float) -> tuple[str, ...]:
         """Ask these nodes for a sign (name -> beat address), several times; who gave none is returned."""
         self._answered.clear()
+        self._probed_at = self._number
         asked = {node: split(beat) for node, beat in targets.items() if beat}
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline and not self._answered >= asked.keys():
             for node, address in asked.items():
                 if node not in self._answered:
-                    self._send_to(PING, address)
+                    self._send_to(PING, node, address)
             await asyncio.sleep(min(0.05, within_s / 4))
         return tuple(sorted(targets.keys() - self._answered))
 
@@ -184,49 +189,61 @@ class Neighbours(asyncio.DatagramProtocol):
         """Daemon and agent: one answer is enough."""
         for address in (self._peers.get(node), self._agents.get(node)):
             if address is not None:
-                self._send_to(PING, address)
+                self._send_to(PING, node, address)
 
-    def _send_to(self, kind: int, address: tuple[str, int], *, lain_s: float = 0.0, to: int = 0) -> None:
-        if self._transport is not None:
-            # From a clock that this node's agent and its next daemon share, and that nobody can set back.
-            self._number = max(self._number + 1, time.monotonic_ns())
-            # A refusal of an earlier datagram would otherwise be told in place of sending this one.
-            if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._hear_refusals()
-            self._transport.sendto(seal(self._secret, kind, self._me, self._number, lain_s=lain_s, to=to), address)
+    def _send_to(self, kind: int, node: str, address: tuple[str, int], *, asked: Said | None = None) -> None:
+        """`asked`: what this answers, if that was read just now."""
+        if self._transport is None:
+            return
+        # From a clock that this node's agent and its next daemon share, and that nobody can set back.
+        self._number = max(self._number + 1, time.monotonic_ns())
+        # A refusal of an earlier datagram would otherwise be told in place of sending this one.
+        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._hear_refusals()
+        said = Said(
+            kind=kind, member=self._me, number=self._number, session=self._session, address=self.address,
+            to=asked.session if asked else self._sessions.get(node, 0), asked=asked.number if asked else 0,
+            lain_s=self._lain_s() if asked else 0.0,
+        )  # fmt: skip
+        self._transport.sendto(seal(self._secret, said, node), address)
 
     def _send(self, kind: int) -> None:
-        for address in self._peers.values():
-            self._send_to(kind, address)
+        for node, address in self._peers.items():
+            self._send_to(kind, node, address)
             self.sent += 1
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """A beat, a question, or noise."""
-        opened = unseal(self._secret, data)
-        if isinstance(opened, str):
-            self._refuse(join(*addr[:2]), opened)
+        said = unseal(self._secret, data, self._me.node)
+        if isinstance(said, str):
+            self._refuse(join(*addr[:2]), said)
             return
-        kind, member, number = opened
-        if number <= self._newest.get(member, -1) or member.incarnation < self._lives.get(member.node, 0):
-            return  # an echo, of this life or of one that is over
-        if member.node in self._peers:
-            self._newest[member] = number
+        member, node = said.member, said.member.node
+        if member.incarnation < self._lives.get(node, 0):
+            return  # of a life that is over
+        if said.to != self._session:
+            # Recorded for the daemon before this one, or sent by one that has not met this one: no sign of life. It is told.
+            if said.kind in {BEAT, PING}:
+                self._send_to(HELLO, node, split(said.address), asked=said)
+            return
+        if said.number <= self._newest.get(member, -1):
+            return  # an echo
+        if said.kind != PONG:  # an agent answers, but hears no beats
+            self._sessions[node] = said.session
+        if node in self._peers:
+            self._newest[member] = said.number
             self.heard += 1
-            if kind in {BEAT, PING}:
-                self._peers[member.node] = addr
-            self.detector = self.detector.hear(member.node, time.monotonic())
-        if kind == BEAT:
-            return
-        lain = self._lain_s()
-        if kind == PING:
-            self._send_to(TIMED, addr, lain_s=lain, to=number)
-            return
-        self._answered.add(member.node)
-        if kind != TIMED or addr != self._peers.get(member.node):
-            return  # its agent's answer
-        lain_there, asked_ns = answered(data)  # a question's number is when it was asked
-        took = time.monotonic() - asked_ns / 1e9 - lain - lain_there
-        self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
+            if said.kind != PONG:
+                self._peers[node] = split(said.address)
+            self.detector = self.detector.hear(node, time.monotonic())
+        if said.kind == PING:
+            self._send_to(TIMED, node, split(said.address), asked=said)
+        elif said.kind != BEAT and said.asked > self._probed_at:
+            self._answered.add(node)
+        if said.kind == TIMED and node in self._peers:
+            # A question's number is when it was asked.
+            took = time.monotonic() - said.asked / 1e9 - self._lain_s() - said.lain_s
+            self._took.setdefault(node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
 
     def _refuse(self, sender: str, problem: str) -> None:
         """Say it once a minute of each sender: anybody can send us anything, and a log has an end."""

@@ -22,6 +22,11 @@ def engine_key(secret: bytes) -> str:
     return derived(secret, "rollout", 32)
 
 
+def probe_token(secret: bytes, generation: int) -> str:
+    """What the datagrams and connections of that generation's probe bear."""
+    return derived(secret, f"probe {generation}", 16)
+
+
 def run_of(secret: bytes) -> str:
     """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
     return derived(secret, "run", 4)

@@ -17,6 +17,7 @@ from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Phase
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
 from elasticrl.daemon.desk import Desk
+from elasticrl.daemon.secret import probe_token
 
 TRIES = 20  # to find a port that is free for both
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
@@ -27,6 +28,7 @@ class Ways:
 
     def __init__(self, desk: Desk) -> None:
         self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
+        self.secret = b""  # the job's, from the store
         self._desk = desk
         self._chosen: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
@@ -101,7 +103,7 @@ class Ways:
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self._desk.tree.recovery.probe_s
         task = {
-            "me": self._desk.place.node, "token": f"{self._desk.place.job}/g{action.generation}", "nodes": dict(action.nodes),
+            "me": self._desk.place.node, "token": probe_token(self.secret, action.generation), "nodes": dict(action.nodes),
             "rounds": [[list(pair)] for pair in action.pairs], "within_s": within_s,
             "start_s": min(4.0, 0.4 * within_s), "gloo_s": min(4.0, 0.4 * within_s),
             "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB) or ("on" if self._desk.on_gpus else "off"),

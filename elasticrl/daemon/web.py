@@ -25,16 +25,17 @@ from urllib.parse import parse_qs, urlsplit
 from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
 from elasticrl.core.address import loops
+from elasticrl.core.strangers import put_out
 from elasticrl.core.value import dataclass
 from elasticrl.core.words import ago, notes, past
 from elasticrl.daemon.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request
 HEAD_S: Final = 5.0  # for it to arrive
-REFUSE_S: Final = 0.2  # and for its first word, from one too many
 SEND_S: Final = 10.0  # for a viewer to take what is sent
 ALIVE_S: Final = 15.0  # between signs of life on a stream where nothing changes
-VIEWERS: Final = 64  # connections at once
+VIEWERS: Final = 64  # who are answered at once
+STREAMS: Final = 16  # of them who are kept up to date, from one address
 COOKIE: Final = "elasticrl"
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 REASONS: Final = {
@@ -184,7 +185,11 @@ class Page:
         self._look = look
         self._address, self._port, self._token, self._every_s = address, port, token, every_s
         self._server: asyncio.Server | None = None
+        self._asking: dict[
+            asyncio.Task[Any], str
+        ] = {}  # who have not said what they want, or may not have it; and from where
         self._viewers: set[asyncio.Task[Any]] = set()
+        self._streams: list[str] = []  # where they lead to
         self._making = asyncio.Lock()
         self._seen: tuple[float, Picture] | None = None
 
@@ -197,9 +202,10 @@ class Page:
         """Stop, and let go of all viewers."""
         if self._server is not None:
             self._server.close()
-        for viewer in self._viewers:
-            viewer.cancel()
-        await asyncio.gather(*self._viewers, return_exceptions=True)
+        tasks = [*self._asking, *self._viewers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def picture(self) -> Picture:
         """Not older than `every_s`."""
@@ -212,12 +218,14 @@ class Page:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._viewers.add(task)
+        address = str((writer.get_extra_info("peername") or ("",))[0])
+        late = put_out(self._asking, address)
+        if late is not None:
+            del self._asking[late]
+            late.cancel()
+        self._asking[task] = address
         try:
-            if len(self._viewers) > VIEWERS:
-                await self._refuse(reader, writer)
-            else:
-                await self._one(reader, writer)
+            await self._one(reader, writer, task, address)
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the viewer has gone, or takes nothing; or we end
         finally:
@@ -226,16 +234,12 @@ class Page:
                 async with asyncio.timeout(SEND_S):
                     await writer.wait_closed()
             writer.transport.abort()
+            self._asking.pop(task, None)
             self._viewers.discard(task)
 
-    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One too many. He need not say what he wants; but an answer before his first word may be lost with the connection."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REFUSE_S):
-                await reader.read(HEAD_LIMIT)
-        await self._reply(writer, Reply(code=503, text=f"{VIEWERS} are looking already"))
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[Any], address: str
+    ) -> None:
         try:
             async with asyncio.timeout(HEAD_S):
                 data = await reader.readuntil(b"\r\n\r\n")
@@ -251,8 +255,20 @@ class Page:
             await self._reply(writer, refused)
             return
         assert isinstance(request, Request)
+        if len(self._viewers) >= VIEWERS:
+            await self._reply(writer, Reply(code=503, text=f"{VIEWERS} are looking already"))
+            return
+        del self._asking[task]
+        self._viewers.add(task)
         if request.path == "/events" and request.method == "GET":
-            await self._stream(writer)
+            if self._streams.count(address) >= STREAMS:
+                await self._reply(writer, Reply(code=503, text=f"{STREAMS} streams lead to {address} already"))
+                return
+            self._streams.append(address)
+            try:
+                await self._stream(writer)
+            finally:
+                self._streams.remove(address)
             return
         await self._reply(writer, await self._answer(request), body=request.method == "GET")
 

@@ -27,18 +27,20 @@ from elasticrl.agent.wire import Report, Worker
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
 from elasticrl.core import dossier
-from elasticrl.core.events import Event, Found, Tick
+from elasticrl.core.events import Event, Found, Probe, Tick
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Phase, Work
 from elasticrl.core.settings import Health
 from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon import incidents
-from elasticrl.daemon.desk import Place
+from elasticrl.daemon.desk import Desk, Place
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, of_its_gang
 from elasticrl.daemon.machine import HUNG_S
-from elasticrl.daemon.ways import Reserved, results_of
+from elasticrl.daemon.secret import probe_token
+from elasticrl.daemon.ways import Reserved, Ways, results_of
 from elasticrl.diagnose import environment, health, incident
+from elasticrl.diagnose.probe import HEAD, digest
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
 
@@ -52,6 +54,32 @@ def test_a_logs_line_speaks_of_the_gang_whose_log_it_is() -> None:
 def test_what_a_probe_prints_beside_its_results_is_passed_over() -> None:
     said = [b"warning: x\n", b'{"node": "a", "peer": "b", "tcp": "ok"}\n', b"{}\n"]
     assert [(result.node, result.tcp) for result in results_of(said)] == [("a", "ok")]
+
+
+def test_a_probe_bears_what_nobody_without_the_secret_can_guess(tmp_path: Path) -> None:
+    """Found by reading: it bore the job's name and the generation, and a forged answer can cost a node its seat."""
+    secret = b"s" * 32
+    place = Place(node="n0", job="toy", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+
+    async def asked() -> bytes:
+        desk = Desk(Tree(job=Job(name="toy")), place, SimpleNamespace(info=lambda *_, **__: None))
+        desk.post = lambda _: None
+        ways = Ways(desk)
+        ways.secret = secret
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            peer.bind(("127.0.0.1", 0))
+            peer.setblocking(False)
+            nodes = {"n0": ways.open(0), "n1": f"127.0.0.1:{peer.getsockname()[1]}"}
+            ways.answer(Probe(generation=7, targets={"n1": ""}, nodes=nodes, pairs=(("n0", "n1"),)), ())
+            try:
+                return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(peer, 1 << 16), 60.0)
+            finally:
+                await desk.clear()
+                ways.close()
+
+    token = HEAD.unpack_from(asyncio.run(asked()))[2]
+    assert token == digest(probe_token(secret, 7))
+    assert token not in {digest("toy/g7"), digest(probe_token(secret, 8)), digest(probe_token(b"t" * 32, 7))}
 
 
 def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:

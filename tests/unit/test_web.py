@@ -199,20 +199,37 @@ async def tokens() -> None:
         assert (await ask(port, "GET / HTTP/1.1\nHost: node-3\nCookie: elasticrl=geheim"))[0] == 200
 
 
+LOOK = "GET / HTTP/1.1\nHost: localhost"
+STREAM = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 async def crowds() -> None:
+    """Found from outside: whoever said nothing, or held streams, took all places."""
     async with served(Told()) as port:
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(web.VIEWERS)]
-        code, _, body = await ask(port, "GET / HTTP/1.1\nHost: localhost")
-        assert (code, "are looking already" in body) == (503, True)
-        more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-        async with asyncio.timeout(web.HEAD_S / 2):  # who says nothing takes no place beyond those
-            for reader, _ in more:
-                assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
-        for _, writer in idle + more:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * web.VIEWERS)]
+        assert (await ask(port, LOOK))[0] == 200
+        for _, writer in idle:
             writer.close()
 
 
-@pytest.mark.parametrize("story", [pages, streams, tokens, crowds])
+async def hoarders() -> None:
+    async with served(Told()) as port:
+        held = []
+        for _ in range(web.STREAMS):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(STREAM)
+            assert (await held[-1][0].readline()).startswith(b"HTTP/1.1 200 ")
+        code, _, body = await ask(port, STREAM.decode().strip().replace("\r", ""))
+        assert (code, "lead to 127.0.0.1 already" in body) == (503, True)
+        assert (await ask(port, LOOK))[0] == 200, "the page itself is for everybody"
+        elsewhere = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        elsewhere[1].write(STREAM)
+        assert (await elsewhere[0].readline()).startswith(b"HTTP/1.1 200 ")
+        for _, writer in [*held, elsewhere]:
+            writer.close()
+
+
+@pytest.mark.parametrize("story", [pages, streams, tokens, crowds, hoarders])
 def test_over_a_real_socket(story: object) -> None:
     asyncio.run(story())  # type: ignore[operator] # each is a coroutine function
 

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from elasticrl.core.address import split
 from elasticrl.core.model import REFUSED
+from elasticrl.core.strangers import HELLO_S, put_out
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service, Unfit
-from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
 from elasticrl.runtime.vault.channel import keep_alive, load_key
 from elasticrl.runtime.vault.errors import VaultError
 
@@ -42,7 +43,7 @@ ALIVE_S: Final = 0.2  # between signs of life while something is generated
 GLANCE_S: Final = 0.05  # between looks who has come, while something is generated
 MEANWHILE: Final = frozenset({"hello", "probe", "generate", "judge", "check"})  # what is answered while something is
 LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
-MOST_STRANGERS: Final = 128  # who have not proved anything yet, at a time
+AT_ONCE: Final = 64  # who are let in at one look: the others at the next
 COMPLAIN_S: Final = 60.0  # between two lines about strangers
 CHECK: Final = "check"  # the key of a request that only shows that the engine works
 
@@ -92,6 +93,7 @@ class Visitor:
     waits: dict[str, str] = field(default_factory=dict)  # key -> the visitor's own id of the request
     gone: bool = False
     door: Door | None = None  # until it has proved that it is one of the job
+    address: str = ""  # where it comes from, if that is another machine
     came: float = field(default_factory=time.monotonic)
     parting: bool = False  # gone as soon as it has been told why
 
@@ -204,26 +206,27 @@ class Server:
         for visitor in self._all:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.out else 0)
             self._selector.modify(visitor.sock, wanted, visitor)
-            late = time.monotonic() - visitor.came > HELLO_S
-            visitor.gone |= late and (visitor.door is not None or visitor.parting)
         for key, events in self._selector.select(0.0 if self._busy else LOOK_S):
             if not isinstance(key.data, Visitor):
-                self._let_in(key.fileobj, key.data())  # type: ignore[arg-type] # what was registered is a socket
-            elif events & selectors.EVENT_READ:
+                with suppress(OSError):  # all are in, or one has gone again
+                    for _ in range(AT_ONCE):
+                        self._let_in(*key.fileobj.accept(), key.data())  # type: ignore[union-attr] # what was registered is a socket
+            elif events & selectors.EVENT_READ and not key.data.gone:
                 self._hear(key.data)
+        for visitor in self._all:  # what they had said by now was read, however long the last look is ago
+            late = time.monotonic() - visitor.came > HELLO_S
+            visitor.gone |= late and (visitor.door is not None or visitor.parting)
         self._send()
 
-    def _let_in(self, listening: socket.socket, door: Door | None) -> None:
-        try:
-            sock, _ = listening.accept()
-        except OSError:
-            return  # it has gone again
-        if door is not None and sum(visitor.door is not None for visitor in self._all) >= MOST_STRANGERS:
-            sock.close()
-            return
+    def _let_in(self, sock: socket.socket, where: Any, door: Door | None) -> None:
         sock.setblocking(False)
         self._count += 1
-        visitor = Visitor(sock, self._count, door=door)
+        visitor = Visitor(sock, self._count, door=door, address=where[0] if door else "")
+        if door is not None:
+            strangers = sorted((who for who in self._all if who.door and not who.gone), key=lambda who: who.number)
+            late = put_out({who: who.address for who in strangers}, visitor.address)
+            if late is not None:
+                late.gone = True
         self._all.add(visitor)
         self._selector.register(sock, selectors.EVENT_READ, visitor)
         if door is not None:

@@ -27,7 +27,6 @@ PROTOCOL: Final = 3
 SOCKET: Final = "engine.sock"
 LIMIT: Final = 1 << 30  # bytes of one frame
 STRANGERS: Final = 4096  # the same, of one who has not proved anything yet
-HELLO_S: Final = 5.0  # for that
 TURN_S: Final = 0.02  # of waiting, before it is looked whether to go on
 _HEAD = struct.Struct(">IQ")  # bytes of JSON, raw bytes
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from elasticrl.core.strangers import HELLO_S
 from elasticrl.runtime.vault.errors import VaultError
 
 PROTOCOL = 1
@@ -25,7 +26,6 @@ MIN_KEY = 16
 MAX_FRAME = 32 << 20
 MAX_HELLO = 4096  # before the other side has proved anything
 MAC_BYTES = 16
-HELLO_S = 5.0
 ALIVE_S = (60, 10, 3)  # silence before the first question whether the other machine is there, between two, and how many
 
 
@@ -195,7 +195,7 @@ class Channel:
 
 async def greet(sock: socket.socket, *, key: bytes, job: str, node: str, deadline_s: float) -> Channel:
     """The calling side's handshake."""
-    channel = Channel(sock, deadline_s=min(HELLO_S, deadline_s))
+    channel = Channel(sock, deadline_s=deadline_s)
     hello, _ = await channel.receive()
     if hello.get("v") != PROTOCOL or hello.get("job") != job:
         raise PeerError(
@@ -212,7 +212,6 @@ async def greet(sock: socket.socket, *, key: bytes, job: str, node: str, deadlin
     if not hmac.compare_digest(str(answer.get("mac")), proof(key, b"server", transcript)):
         raise PeerError(f"{channel.peer} does not know the job's key.")
     channel.agree(key, b"c", transcript)
-    channel.deadline_s = deadline_s
     return channel
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,9 @@ from elasticrl.agent.owned import write_private
 from elasticrl.agent.parent import Led
 from elasticrl.core.address import CONTROL, overlong, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
+from elasticrl.core.strangers import HELLO_S, put_out
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import HELLO_S, PROTOCOL, STILL, Channel, resolved, welcome
+from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, holding_of
 from elasticrl.runtime.vault.layout import Torn
@@ -70,7 +71,7 @@ class Options:
     key: bytes | None = None
     window_bytes: int = 16 << 20  # of a copy, sent and not acknowledged yet, at most; one block in any case
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
-    callers: int = 128  # connections at once
+    callers: int = 128  # members' connections at once
     led: tuple[int, ...] = ()  # the processes that see to this one, until a daemon names others: their end is ours
 
 
@@ -89,6 +90,8 @@ class Server:
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], str] = {}  # who have not proved anything yet, and from where
+        self._members = 0  # who have
         self._caller: Caller | None = None
         self._lock_fd = -1
         self._listener: socket.socket | None = None
@@ -188,10 +191,11 @@ class Server:
         """Make `run` return."""
         self._stopped.set()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Future[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # -- what is here
 
@@ -476,28 +480,26 @@ class Server:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        serving = 0
-
-        async def serve(sock: socket.socket) -> None:
-            nonlocal serving
-            serving += 1
-            try:
-                await self._serve_peer(sock)
-            finally:
-                serving -= 1
-                sock.close()
-
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, where = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor is free, or the caller has gone again: the next one shall be heard
                 self._complaint = f"a caller could not be heard: {error}"
                 await asyncio.sleep(PAUSE_S)
                 continue
-            if serving >= self.options.callers:
-                sock.close()
-                continue
-            self._spawn(serve(sock))
+            ours = {split(address)[0] for _, address in self._ring.addresses}
+            late = put_out(self._strangers, where[0], ours)
+            if late is not None:
+                del self._strangers[late]
+                late.cancel()
+            task = self._spawn(self._serve_peer(sock))
+            self._strangers[task] = where[0]
+            task.add_done_callback(partial(self._hung_up, sock))
+            await asyncio.sleep(0)  # a crowd at the door is no reason to leave those inside waiting
+
+    def _hung_up(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(task, None)
+        sock.close()
 
     async def _serve_peer(self, sock: socket.socket) -> None:
         options = self.options
@@ -508,6 +510,14 @@ class Server:
                 channel = await welcome(
                     sock, key=options.key, job=options.job, node=options.node, deadline_s=options.deadline_s
                 )
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.pop(task, None)
+            if self._members >= options.callers:
+                await channel.refuse(f"{options.node} hears {self._members} members already")
+                return
+            self._members += 1
+            task.add_done_callback(self._member_gone)
             while True:
                 await _readable(sock)  # a buddy is silent for as long as a step takes: that is no failure
                 frame, size = await channel.receive()
@@ -520,6 +530,9 @@ class Server:
             pass  # that is how a conversation ends
         except (OSError, TimeoutError, VaultError, ValueError, KeyError, TypeError) as error:
             self._complaint = f"{error}" or type(error).__name__
+
+    def _member_gone(self, _: asyncio.Task[None]) -> None:
+        self._members -= 1
 
     async def _answer(self, channel: Channel, frame: Mapping[str, Any], size: int) -> None:
         match frame.get("op"):
