@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticrl.agent import spec as specs
 from elasticrl.agent import wire
-from elasticrl.agent.owned import write_private
+from elasticrl.agent.owned import appended, write_private
 from elasticrl.core.pauses import pause
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
@@ -90,7 +90,7 @@ def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:
     command = agent_command(spec, runtime)
     folder = Path(spec.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "agent.log").open("ab") as output:
+    with appended(folder / "agent.log") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env=specs.environment(spec),

@@ -62,6 +62,12 @@ def taken_by(lock: IO[str], more: str = "") -> str:
     return ""
 
 
+def appended(log: Path) -> IO[bytes]:
+    """A log to be added to, made if need be; never what somebody's link leads to."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(log, flags, 0o640), "ab")
+
+
 def made_closed(folder: Path) -> None:
     """Make a folder in which prompts and answers may lie (logs, traces, checkpoints), and those above it that are missing,
     closed to others; what the group may do, the umask says. One that is there keeps its mode: whoever made it has chosen.
@@ -80,17 +86,27 @@ def shared(folder: Path) -> str:
     return f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode {mode:o})"
 
 
+def foreign(folder: Path) -> str:
+    """Why somebody else could have a say in what lies in base/job/node: the one rule for all folders of a job. Empty if nobody
+    could; what is missing is passed over. The base may be a folder like `/tmp`.
+    """
+    base, job = folder.parents[1], folder.parent
+    for each in (base, job, folder):
+        if os.path.lexists(each) and (why := strange(each, crowded=each == base)):
+            return why
+    return ""
+
+
 def unsafe(folder: Path) -> str:
-    """Why somebody else could have a say in what lies in base/job/node; empty if nobody could, or if nothing is there."""
-    for above in (folder.parents[1], folder.parent):
-        if os.path.lexists(above) and (why := strange(above)):
-            return f"{why}: somebody could put another {folder.name} in its place"
+    """The same, where nobody but this user may even enter the last one."""
+    if why := foreign(folder):
+        return f"{why}: somebody could put another {folder.name} in its place"
     return shared(folder) if os.path.lexists(folder) else ""
 
 
-def strange(folder: Path) -> str:
+def strange(folder: Path, *, crowded: bool = True) -> str:
     """Who else than this user and root could put other files there, in words; empty if nobody. The group of this process may:
-    mostly every user has a group of his own.
+    mostly every user has a group of his own. `crowded`: in such as `/tmp` others may make files, and touch none but their own.
 
     >>> strange(Path("/"))
     ''
@@ -104,8 +120,8 @@ def strange(folder: Path) -> str:
         return f"{folder} is no directory"
     if link.st_uid not in ours or status.st_uid not in ours:
         return f"{folder} belongs to user {status.st_uid if link.st_uid in ours else link.st_uid}"
-    if status.st_mode & stat.S_ISVTX:
-        return ""  # others make files there, and touch none but their own
+    if crowded and status.st_mode & stat.S_ISVTX:
+        return ""
     if status.st_mode & stat.S_IWOTH:
         return f"{folder} can be written to by everybody"
     if status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():

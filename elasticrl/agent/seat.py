@@ -293,7 +293,7 @@ def open_log(path: str) -> None:
             stream.flush()
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.write(2, f"{path} cannot be opened: {error.strerror}\n".encode())

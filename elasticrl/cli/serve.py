@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticrl.agent.owned import write_private
+from elasticrl.agent.owned import appended, write_private
 from elasticrl.cli import find, node, render
 from elasticrl.cli.claims import claimed, refused
 from elasticrl.cli.main import Exit
@@ -133,12 +133,15 @@ def run(
 def settled(config: Path, chosen: list[str], nodes: int) -> tuple[Any, Path]:
     """What is to be run, and where its sockets lie; refused if it cannot be."""
     from elasticrl.config import ConfigError, load
+    from elasticrl.daemon.folders import not_ours
 
     try:
         run_dir = find.made_private(find.private_run_dir())
         tree = load(config, [*chosen, f"node.run_dir={run_dir}", f"node.name=n{nodes - 1}"])
     except (find.NotOurs, ConfigError) as error:
         raise refused(str(error)) from None
+    if why := not_ours(tree, str(tree.node.name)):
+        raise refused(why)
     if absent := missing(tree):
         raise refused("\n".join(absent))
     return tree, run_dir
@@ -310,7 +313,7 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
         str(config),
         *overrides,
     ]
-    with log.open("ab") as output:
+    with appended(log) as output:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 

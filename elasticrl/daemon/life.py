@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Final
 
-from elasticrl.agent.owned import made_closed, opened, strange, taken_by, write_private
+from elasticrl.agent.owned import foreign, made_closed, opened, taken_by, write_private
 from elasticrl.core.address import CONTROL, overlong
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
@@ -55,11 +55,11 @@ class Home:
             raise Refusal(f"{why}: shorten node.run_dir, job.name or node.name")
         for each in (folder.parents[1], folder.parent, folder):
             each.mkdir(parents=True, exist_ok=True, mode=0o750)
-            if why := strange(each):
-                raise Refusal(
-                    f"{why}: whoever can change what is in it could have this node run other programs. Remove it if nobody "
-                    "needs it, or set node.run_dir to a folder of your own"
-                )
+        if why := foreign(folder):
+            raise Refusal(
+                f"{why}: whoever can change what is in it could have this node run other programs. Remove it if nobody "
+                "needs it, or set node.run_dir to a folder of your own"
+            )
         self._locks: list[IO[str]] = []
 
     @property

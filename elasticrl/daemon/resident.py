@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
-from elasticrl.agent.owned import made_closed
 from elasticrl.agent.spec import Spec
 from elasticrl.config import Tree, to_core
 from elasticrl.core.model import Record, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon import asking, control, operators
 from elasticrl.daemon.answers import promise
+from elasticrl.daemon.folders import not_ours
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
@@ -78,10 +78,9 @@ class Resident(ABC):
         return Path(self.tree.telemetry.log_dir) / self.tree.job.name / self.name
 
     def _close_folders(self) -> None:
-        """What is written below them may quote prompts and answers."""
-        for folder in (self._logs.parent, self.state_dir.parent):
-            with suppress(OSError):  # whoever writes there says why it cannot be
-                made_closed(folder)
+        """What is written below them may quote prompts and answers, and what lies there is believed."""
+        if why := not_ours(self.tree, self.name):
+            raise Refusal(why)
 
     @abstractmethod
     async def run(self) -> int:

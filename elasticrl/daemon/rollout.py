@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl import __version__
-from elasticrl.agent.owned import write_private
+from elasticrl.agent.owned import appended, write_private
 from elasticrl.agent.spec import environment
 from elasticrl.config import dumps
 from elasticrl.core.address import join
@@ -266,7 +266,7 @@ class RolloutDaemon(Resident):
             "--listen", join(self.host, tree.rollout.port),
             "--key-file", str(self._key_file),
         ]  # fmt: skip
-        with self._log_file.open("ab") as log:
+        with appended(self._log_file) as log:
             keeper = self._keeper = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
                 env=environment(self.spec()),

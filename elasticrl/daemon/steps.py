@@ -202,7 +202,7 @@ class StepLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size > LIMIT:
             self._path.replace(self._path.with_name("steps-old.jsonl"))
-        self._file = FileIO(self._path, "a")
+        self._file = FileIO(self._path, "a", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
         return self._file
 
     def close(self) -> None:

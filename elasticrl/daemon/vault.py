@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticrl.agent.owned import unsafe, write_private
+from elasticrl.agent.owned import appended, unsafe, write_private
 from elasticrl.core.address import CONTROL, join, overlong
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
@@ -287,7 +287,7 @@ class Vault:
         ]  # fmt: skip
         if options.led:
             command += ["--led-by", *map(str, options.led)]
-        with options.log.open("ab") as output:
+        with appended(options.log) as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -252,7 +252,8 @@ def save(folder: Path, incident: Incident) -> Path:
     folder.mkdir(mode=0o750, parents=True, exist_ok=True)
     path = folder / f"{incident.id}.json"
     fresh = path.with_suffix(".new")
-    with fresh.open("w", encoding="utf-8") as stream:
+    fresh.unlink(missing_ok=True)  # of a daemon that died just then; or somebody's link to elsewhere
+    with fresh.open("x", encoding="utf-8") as stream:
         json.dump(incident.plain(), stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())

@@ -5,13 +5,15 @@ It lies here because this is the lowest layer that knows both the configuration 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from elasticrl.config import Tree, reveal
 from elasticrl.store import StoreSettings, Tls, namespace
 
 if TYPE_CHECKING:
     from elasticrl.store.embedded import Embedded
+
+ETCD: Final = "etcd"  # the folder of an embedded one, below the job's state
 
 
 def store_settings(tree: Tree, endpoints: tuple[str, ...] | None = None) -> StoreSettings:
@@ -36,5 +38,5 @@ def embedded(tree: Tree, *, dies_with_us: bool) -> "Embedded":
     """The job's etcd on this machine, for whoever starts it."""
     from elasticrl.store.embedded import Embedded
 
-    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+    folder = Path(tree.node.state_dir) / tree.job.name / ETCD
     return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=dies_with_us)

@@ -31,6 +31,7 @@ LOOPBACK = "127.0.0.1"
 RECORD = "etcd.json"
 LOG = "etcd.log"
 _LOG_LIMIT = 8 * 1024 * 1024
+_RECORD_LIMIT = 4096
 _LAST_BYTES = 64 * 1024  # of it, for its last words
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
@@ -176,6 +177,7 @@ class Embedded:
                 if serves:
                     await self._serves(process)
             except StoreStart as error:
+                await process.end(self.stop_s)  # whatever it has made of itself
                 await self.stop()
                 if attempt == _ATTEMPTS or self.ports or "address already in use" not in str(error):
                     raise
@@ -193,9 +195,22 @@ class Embedded:
 
     def _recorded(self) -> Process | None:
         try:
-            return Process(**json.loads((self.folder / RECORD).read_text(encoding="utf-8")))
+            with os.fdopen(os.open(self.folder / RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None  # somebody else says which process is ours
+                last = Process(**json.loads(file.read(_RECORD_LIMIT)))
         except (OSError, ValueError, TypeError):
             return None  # there is none, or one that this version cannot read: as good as none
+        return last if not last.alive or self._is_ours(last.pid) else None
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether this process is this user's, and an etcd on this folder's data: another one is neither believed nor ended."""
+        process = Path(f"/proc/{pid}")
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            return process.stat().st_uid == os.geteuid() and os.fsencode(self.folder / "data") in words
+        except OSError:
+            return False
 
     def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
         """Starts etcd on these ports and writes down its process, by which a later daemon finds it; or neither: OSError."""
@@ -223,7 +238,8 @@ class Embedded:
             command = tied(command)
         if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT:  # while it runs the daemon looks after it
             self.log.replace(self.log.with_suffix(".log.old"))
-        with self.log.open("ab") as out:
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(self.log, how, 0o640), "ab") as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,
                 env={"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)},
@@ -239,7 +255,9 @@ class Embedded:
         record = self.folder / RECORD
         fresh = record.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps(asdict(process)), encoding="utf-8")
+            fresh.unlink(missing_ok=True)  # of a forerunner that was killed; or somebody's link to elsewhere
+            with fresh.open("x", encoding="utf-8") as file:
+                json.dump(asdict(process), file)
             fresh.replace(record)
         except OSError:  # nobody would find it again, and it would hold the data's lock against the next one
             child.kill()

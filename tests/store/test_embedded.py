@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,48 @@ async def test_a_process_with_the_recorded_pid_that_is_another_one_is_neither_ad
     finally:
         other.kill()
         other.communicate()
+
+
+async def test_a_forged_record_makes_nobody_adopt_or_end_what_it_names(tmp_path: Path) -> None:
+    """Found from outside: a record of somebody else's had root adopt their etcd, and end a process of their choice."""
+    theirs = Embedded(folder=tmp_path / "theirs")
+    ours = Embedded(folder=tmp_path / "ours")
+    try:
+        for named in (await theirs.ensure(), this_process()):
+            ours.folder.mkdir(exist_ok=True)
+            (ours.folder / RECORD).write_text(json.dumps(asdict(named)))
+            assert ours.running() is None
+            await ours.stop()
+            assert named.alive
+        elsewhere = tmp_path / "elsewhere.json"
+        real = await ours.ensure()
+        (ours.folder / RECORD).replace(elsewhere)
+        (ours.folder / RECORD).symlink_to(elsewhere)
+        assert ours.running() is None, "a link may be anybody's"
+        elsewhere.replace(ours.folder / RECORD)
+        assert ours.running() == real
+        if os.geteuid() == 0:
+            os.chown(ours.folder / RECORD, 65534, 65534)
+            assert ours.running() is None, "so may a file of somebody else"
+            os.chown(ours.folder / RECORD, 0, 0)
+    finally:
+        await theirs.stop()
+        await ours.stop()
+
+
+def this_process() -> Process:
+    return Process(pid=os.getpid(), started=start_time(os.getpid()) or 0, client_port=1, peer_port=2)
+
+
+async def test_an_etcd_s_own_words_go_nowhere_else(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.touch(0o600)
+    etcd = Embedded(folder=tmp_path / "etcd")
+    etcd.folder.mkdir()
+    etcd.log.symlink_to(closed)
+    with pytest.raises(OSError, match="symbolic links"):
+        await etcd.ensure()
+    assert closed.read_bytes() == b""
 
 
 @pytest.mark.parametrize("with_parent", [True, False])

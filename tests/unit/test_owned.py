@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-from elasticrl.agent.owned import made_closed, strange, unsafe, write_private
+from elasticrl.agent.owned import appended, foreign, made_closed, strange, unsafe, write_private
 from elasticrl.cli import find
-from elasticrl.cli.serve import vaults_of
+from elasticrl.cli.serve import settled, vaults_of
+from elasticrl.config import Tree
+from elasticrl.config.cluster import Job, Telemetry
+from elasticrl.config.cluster import Node as NodeSection
+from elasticrl.daemon.folders import not_ours
 from elasticrl.daemon.life import Home
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.vault import dismiss
@@ -62,6 +67,59 @@ def test_a_runtime_directory_that_others_can_change_is_refused(
     make([home, *home.parents][depth])
     with pytest.raises(Refusal, match=r"could have this node run other programs.*node\.run_dir"):
         Home(home)
+
+
+@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("key", ["node.state_dir", "telemetry.log_dir"])
+def test_folders_for_state_and_logs_that_others_can_change_are_refused(
+    tmp_path: Path, make: Callable[[Path], None], depth: int, key: str
+) -> None:
+    # Found from outside: a forged etcd.json had root adopt an etcd of theirs, tell it the job's secret and end a process.
+    folder = tmp_path / key / "job" / "n0"
+    make([folder, *folder.parents][depth])
+    bases = {name: str(tmp_path / name) for name in ("node.state_dir", "telemetry.log_dir")}
+    tree = Tree(
+        job=Job(name="job"),
+        node=NodeSection(state_dir=bases["node.state_dir"]),
+        telemetry=Telemetry(log_dir=bases["telemetry.log_dir"]),
+    )
+    why = not_ours(tree, "n0")
+    assert "could have this job believe what is not so" in why
+    assert f"set {key} to" in why
+    assert not_ours(tree, "n1") == ("" if depth == 0 else why)
+
+
+def test_a_run_with_folders_of_somebody_else_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs(tmp_path / "state")
+    folders = [f"node.state_dir={tmp_path}/state", f"telemetry.log_dir={tmp_path}/log", f"vault.dir={tmp_path}/memory"]
+    config = Path(__file__).parents[2] / "configs/one-machine.yaml"
+    with pytest.raises(typer.Exit):
+        settled(config, folders, 1)
+    assert "set node.state_dir to a folder of your own" in capsys.readouterr().err
+
+
+def test_of_the_folders_of_a_job_only_the_base_may_be_crowded(tmp_path: Path) -> None:
+    for depth, refused in ((2, False), (1, True), (0, True)):
+        folder = tmp_path / str(depth) / "base" / "job" / "n0"
+        folder.mkdir(parents=True)
+        [folder, *folder.parents][depth].chmod(0o1777)
+        assert bool(foreign(folder)) is refused
+
+
+def test_no_log_is_written_to_where_a_link_leads(tmp_path: Path) -> None:
+    # Found from outside: a link in a log folder made root append to a file that is closed to others.
+    closed = tmp_path / "closed"
+    closed.touch(0o600)
+    (tmp_path / "agent.log").symlink_to(closed)
+    with pytest.raises(OSError, match="symbolic links"):
+        appended(tmp_path / "agent.log")
+    assert closed.read_text() == ""
+    with appended(tmp_path / "other.log") as log:
+        log.write(b"line")
+    assert (tmp_path / "other.log").read_text() == "line"
 
 
 def test_one_s_own_and_a_group_of_one_s_own_are_no_others(tmp_path: Path) -> None:

@@ -208,9 +208,11 @@ class Server:
             self._selector.modify(visitor.sock, wanted, visitor)
         for key, events in self._selector.select(0.0 if self._busy else LOOK_S):
             if not isinstance(key.data, Visitor):
+                listening: socket.socket = key.fileobj  # type: ignore[assignment] # what was registered is one
                 with suppress(OSError):  # all are in, or one has gone again
                     for _ in range(AT_ONCE):
-                        self._let_in(*key.fileobj.accept(), key.data())  # type: ignore[union-attr] # what was registered is a socket
+                        sock, where = listening.accept()
+                        self._let_in(sock, where, key.data())
             elif events & selectors.EVENT_READ and not key.data.gone:
                 self._hear(key.data)
         for visitor in self._all:  # what they had said by now was read, however long the last look is ago

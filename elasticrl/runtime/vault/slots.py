@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from elasticrl.agent.owned import shared, strange
+from elasticrl.agent.owned import foreign, shared
 from elasticrl.core.address import CONTROL
 from elasticrl.core.keeping import stays
 from elasticrl.runtime.vault import faults, layout
@@ -42,11 +42,10 @@ MAX_FILES = 12  # of one writer; more means that pins are never released
 def prepare(directory: Path) -> Path:
     """The directory, made if need be; refused unless it is ours alone (tmpfs is open to everyone on the machine)."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for above in (directory.parents[1], directory.parent):
-        if why := strange(above):
-            raise VaultError(
-                f"{why}: somebody could put another {directory.name} in the vault's place. Set vault.dir to another place."
-            )
+    if why := foreign(directory):
+        raise VaultError(
+            f"{why}: somebody could put another {directory.name} in the vault's place. Set vault.dir to another place."
+        )
     if why := shared(directory):
         raise VaultError(f"{why}. Remove it, or set vault.dir to another place.")
     return directory
