@@ -15,9 +15,10 @@ FROM ${BASE}
 ARG EXTRAS=train,report
 # procps, iproute2: what elasticrl doctor and a person at the prompt want.
 RUN apt-get update && apt-get install -y --no-install-recommends procps iproute2 && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt /tmp/constraints.txt
+COPY constraints.txt configs/locks/daemon.txt /tmp/
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt
+    pip install --no-cache-dir --require-hashes --no-deps --requirement /tmp/daemon.txt && \
+    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt /tmp/daemon.txt
 # As on the host: who owns the mounted folders.
 ARG UID=980
 ARG GID=980

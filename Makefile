@@ -17,9 +17,10 @@ help:
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt configs/locks/daemon.txt
 	@echo "installing into $(VENV): some minutes the first time"
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(BIN)/python ] || $$p -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement configs/locks/daemon.txt
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,data,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
 	@touch $(STAMP)
 
@@ -123,6 +124,6 @@ install-systemd:
 	install -m 0644 systemd/elasticrl.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/elasticrl.conf
 	[ -e $(DESTDIR)/etc/elasticrl/elasticrl.yaml ] || install -m 0640 configs/cluster.yaml $(DESTDIR)/etc/elasticrl/elasticrl.yaml
 	[ -e $(DESTDIR)/etc/elasticrl/environment ] || \
-	  (umask 0027; echo "PATH=$(FOUND):/usr/local/bin:/usr/bin:/bin" > $(DESTDIR)/etc/elasticrl/environment)
+	  (umask 0077; echo "PATH=$(FOUND):/usr/local/bin:/usr/bin:/bin" > $(DESTDIR)/etc/elasticrl/environment)
 	[ -n "$(DESTDIR)" ] || { systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && cd /etc/elasticrl && \
-	  chown root:elasticrl . elasticrl.yaml environment && chmod g+rX,o-rwx . elasticrl.yaml environment; }
+	  chown root:elasticrl . elasticrl.yaml && chmod g+rX,o-rwx . elasticrl.yaml && chown root:root environment && chmod 0600 environment; }

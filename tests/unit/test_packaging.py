@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -12,9 +14,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from elasticrl.cli.main import VERBS
 
@@ -79,6 +84,48 @@ def test_every_file_that_the_code_reads_is_package_data() -> None:
 
 def test_every_pattern_of_a_wheel_finds_files() -> None:
     assert [pattern for pattern, paths in SOURCES.items() if not paths] == []
+
+
+def pinned(lines: Iterable[str]) -> dict[str, str]:
+    return {line.split("==")[0]: line.split("==")[1].split()[0] for line in lines if "==" in line and line[0].isalnum()}
+
+
+def needed() -> set[str]:
+    """What the daemon needs, with all that these need."""
+    found: set[str] = set()
+    todo = [requirement for requirement in metadata.requires("elasticrl") or [] if "extra ==" not in requirement]
+    while todo:
+        parsed = Requirement(todo.pop())
+        name = canonicalize_name(parsed.name)
+        if name not in found and (parsed.marker is None or parsed.marker.evaluate({"extra": ""})):
+            found.add(name)
+            todo += metadata.requires(name) or []
+    return found
+
+
+def test_all_that_a_daemon_needs_is_installed_by_its_sum() -> None:
+    text = (ROOT / "configs/locks/daemon.txt").read_text(encoding="utf-8")
+    locked = pinned(text.splitlines())
+    assert {canonicalize_name(name) for name in locked} == needed()
+    pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    assert locked.items() <= pins.items(), "and at the versions that are tested together"
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", part) for part in re.split(r"\n(?=[A-Za-z])", text)[1:])
+    for file in ("Makefile", "Dockerfile", "docs/QUICKSTART.md"):
+        assert "--require-hashes" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_no_setuptools_that_writes_outside_of_its_folder_may_build_us() -> None:
+    """Those before 78.1.1 do (CVE-2025-47273)."""
+    (wanted,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    for version, allowed in (("78.1.0", False), ("78.1.1", True), ("80.0", True)):
+        assert Requirement(wanted).specifier.contains(version) is allowed
+
+
+def test_what_the_units_have_in_their_environment_is_installed_for_its_owner_alone(tmp_path: Path) -> None:
+    subprocess.run(["make", "-s", "install-systemd", f"DESTDIR={tmp_path}"], cwd=ROOT, check=True)
+    assert stat.S_IMODE((tmp_path / "etc/elasticrl/environment").stat().st_mode) == 0o600
+    kept = (tmp_path / "usr/lib/tmpfiles.d/elasticrl.conf").read_text(encoding="utf-8").splitlines()
+    assert "z /etc/elasticrl/environment 0600 root root -" in kept, "also where it was installed before"
 
 
 def test_the_dockerfile_copies_all_that_a_wheel_is_made_of() -> None:
