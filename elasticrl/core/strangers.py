@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 PLACES: Final = 128  # for strangers, but those from the job's own nodes
 OF_ONE: Final = 32  # of them from one address: a node's workers may all come at once
-HELLO_S: Final = 2.0  # for a stranger to prove itself
+HELLO_S: Final = 3.0  # for a stranger to prove itself: a busy machine takes a second to answer
 
 Who = TypeVar("Who")
 
