@@ -135,7 +135,12 @@ class Neighbours(asyncio.DatagramProtocol):
         self._took = {
             node: took for node, took in self._took.items() if node in self._peers
         }  # who comes back begins anew
-        self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
+        # Kept of who has left the ring as well: what was recorded of it would be new when it comes back.
+        self._newest = {
+            member: number
+            for member, number in self._newest.items()
+            if member.incarnation >= self._lives.get(member.node, 0)
+        }
         self._sessions = {node: known for node, known in self._sessions.items() if node in self._peers}
         self.detector = self.detector.watch({node: self._lives[node] for node in self._peers}, time.monotonic())
         if self._peers:
@@ -230,8 +235,8 @@ class Neighbours(asyncio.DatagramProtocol):
             return  # an echo
         if said.kind != PONG:  # an agent answers, but hears no beats
             self._sessions[node] = said.session
+        self._newest[member] = said.number
         if node in self._peers:
-            self._newest[member] = said.number
             self.heard += 1
             if said.kind != PONG:
                 self._peers[node] = split(said.address)

@@ -399,5 +399,6 @@ PROGRAMS: dict[str, Callable[[list[str], bool], Inner]] = {
     "exec": lambda words, _: words,
     "srun": lambda words, _: words,
     "sudo": lambda words, _: words[2:] if words[0] == "-u" else words,
+    "runuser": lambda words, _: words[3:] if words[0] == "-u" else words,
     **dict.fromkeys((".", "set", "etcd", "etcdctl", "journalctl", "scontrol"), foreign),
 }

@@ -188,6 +188,22 @@ def test_who_knows_of_no_plan_answers_those_that_a_plan_tells_to_listen_for_it()
     asyncio.run(script())
 
 
+def test_what_was_recorded_of_a_neighbour_is_nothing_new_when_it_has_left_the_ring_and_is_back() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        await b.close()
+        recorded = beat(B, a, 5)
+        a.it.follow(plan(a, b))
+        a.it.datagram_received(recorded, ("127.0.0.1", 9))
+        a.it.follow(Plan(generation=2, phase=Phase.TRAIN, seats=(Seat(member=A, born=1, beat=a.it.address),)))
+        a.it.follow(plan(a, b))
+        a.it.datagram_received(recorded, ("127.0.0.1", 9))
+        assert a.it.heard == 1
+        await a.close()
+
+    asyncio.run(script())
+
+
 def test_probing_names_who_does_not_answer() -> None:
     async def script() -> None:
         a, b = await End(A).open(), await End(B).open()

@@ -83,6 +83,7 @@ class Server:
         self._led: Led | None = None  # once it has started
         self.port = 0
         self._ring = NOBODY
+        self._ours: frozenset[str] = frozenset()  # the addresses of its nodes
         self._known: dict[Path, tuple[int, Holding]] = {}
         self._buddies: dict[str, Buddy] = {}
         self._incoming: dict[tuple[str, str], tuple[Slots, asyncio.Lock]] = {}
@@ -307,6 +308,7 @@ class Server:
     async def _follow(self, ring: Ring, *, remember: bool) -> None:
         """Copy to the buddies of this ring, and what is newest here at once."""
         self._ring = ring
+        self._ours = frozenset(split(address)[0] for _, address in ring.addresses)
         if remember:
             try:
                 write_private(self.options.directory / RING, json.dumps(_ring_json(ring)))
@@ -487,8 +489,7 @@ class Server:
                 self._complaint = f"a caller could not be heard: {error}"
                 await asyncio.sleep(PAUSE_S)
                 continue
-            ours = {split(address)[0] for _, address in self._ring.addresses}
-            late = put_out(self._strangers, where[0], ours)
+            late = put_out(self._strangers, where[0], self._ours)
             if late is not None:
                 del self._strangers[late]
                 late.cancel()
