@@ -164,8 +164,7 @@ class Trace:
         self.close()
         head, new, old = (self._folder / f"trace-{name}.jsonl" for name in ("head", "new", "old"))
         self._folder.mkdir(parents=True, exist_ok=True)
-        head.unlink(missing_ok=True)  # of a daemon that died just then; or somebody's link to elsewhere
-        file = head.open("x", encoding="utf-8")
+        file = head.open("w", encoding="utf-8")
         try:
             self._size, self._view = 0, before.view
             self._put(file, {"v": FORMAT, "state": encode(before)})
