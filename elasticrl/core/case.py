@@ -1,11 +1,13 @@
 """The case before the judge: all evidence, sorted once into what it can be. The rules only read it.
 
 The one idea: a fact is worth what the facts around it leave of it. What was survived, what came after the end, and what a log
-claims against somebody who is seen at work, is no cause.
+claims against somebody who is seen at work, is no cause. A log may hold a million lines that look like faults: what a fact is
+compared with is found by its rank, clock or number, never by a look at all others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import inf
 
 from elasticrl.core.evidence import HEALTH, NOISE, Evidence, Kind, Sign, mistaken
 from elasticrl.core.meanings import (
@@ -78,13 +80,12 @@ class Case:
         return any(f.kind is Kind.PROBE and any(f.sign in signs for signs, _ in TROUBLE) for f in self.evidence)
 
     @cached_property
-    def befell(self) -> Mapping[str | None, tuple[Evidence, ...]]:
+    def befell(self) -> Mapping[str | None, Sequence[Evidence]]:
         """What was seen to befall each node and its ranks: ends, silences, who stands still or elsewhere."""
         told = (f for f in self.evidence if f.kind in HARD and f.kind is not Kind.PROBE and witnessed(f))
-        found: dict[str | None, tuple[Evidence, ...]] = {}
+        found: dict[str | None, list[Evidence]] = {}
         for fact in (*(f for f in told if f.sign in MEANINGS or f.sign is Sign.ABORTED), *self.away.values()):
-            node = self.home(fact)
-            found[node] = (*found.get(node, ()), fact)
+            found.setdefault(self.home(fact), []).append(fact)
         return found
 
     def home(self, fact: Evidence) -> str | None:
@@ -145,8 +146,17 @@ class Case:
 
     def moved(self, fact: Evidence) -> bool:
         """Whether its rank was waiting a moment before: between two collectives of a slow way anybody is seen elsewhere."""
-        waited = (f.when for f in self.waits if f.kind is Kind.BEAT and f.rank == fact.rank and f.clock == fact.clock)
-        return any(when is not None and fact.when is not None and 0.0 <= fact.when - when <= MOVED_S for when in waited)
+        waited = self._beaten.get((fact.rank, fact.clock), ())
+        return any(fact.when is not None and 0.0 <= fact.when - when <= MOVED_S for when in waited)
+
+    @cached_property
+    def _beaten(self) -> Mapping[tuple[int | None, str], Sequence[float]]:
+        """When each rank's beats said that it waits, by the clock that they are told by."""
+        found: dict[tuple[int | None, str], list[float]] = {}
+        for fact in self.waits:
+            if fact.kind is Kind.BEAT and fact.when is not None:
+                found.setdefault((fact.rank, fact.clock), []).append(fact.when)
+        return found
 
     @cached_property
     def groups(self) -> Mapping[str, list[Evidence]]:
@@ -156,12 +166,13 @@ class Case:
         for fact in placed:
             if fact.group:
                 named.setdefault(fact.group, []).append(fact)
+        works = _works(named)
         groups: dict[str, list[Evidence]] = {}
         loose: list[Evidence] = []
         for fact in placed:
             if fact.rank is None:
                 continue
-            group = fact.group or _group_of(fact, named)
+            group = fact.group or works.get((fact.rank, fact.seq))
             if group:
                 groups.setdefault(group, []).append(fact)
             if not fact.group and fact.seq is not None:
@@ -170,7 +181,7 @@ class Case:
         for fact in loose:
             per_rank.setdefault(fact.rank, set()).add(fact.seq)
         # Ranks whose lines found different groups must not meet again under "".
-        apart = {_group_of(fact, named) for fact in loose} - {None}
+        apart = {works.get((fact.rank, fact.seq)) for fact in loose} - {None}
         if len(apart) <= 1 and all(len(seqs) == 1 for seqs in per_rank.values()):
             groups.setdefault("", []).extend(loose)
         return groups
@@ -188,11 +199,17 @@ class Case:
             return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
         if not meaning.soft or fact.when is None:
             return False
-        return any(
-            wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock
-            and wait.when - (wait.elapsed_ms or 0) / 1000 > fact.when + LATE_S
-            for wait in self.waits
-        )  # fmt: skip
+        return self._begun.get((fact.rank, fact.clock), -inf) > fact.when + LATE_S
+
+    @cached_property
+    def _begun(self) -> Mapping[tuple[int | None, str], float]:
+        """When each rank's latest wait began, by the clock that it is told by."""
+        found: dict[tuple[int | None, str], float] = {}
+        for wait in self.waits:
+            if wait.when is not None:
+                who, began = (wait.rank, wait.clock), wait.when - (wait.elapsed_ms or 0) / 1000
+                found[who] = max(began, found.get(who, began))
+        return found
 
     def late(self, fact: Evidence) -> bool:
         """Whether it came only after a wait had ended, and so is part of the tear-down. That a wait has ended is what a log
@@ -200,12 +217,16 @@ class Case:
         """
         if fact.when is None or fact.kind is Kind.XID or witnessed(fact):
             return False
-        ends = [
-            wait.when
-            for wait in self.waits
-            if wait.when is not None and wait.clock == fact.clock and wait.kind not in GOING_ON
-        ]
-        return bool(ends) and fact.when > min(ends) + LATE_S
+        return fact.when > self._ended.get(fact.clock, inf) + LATE_S
+
+    @cached_property
+    def _ended(self) -> Mapping[str, float]:
+        """When the first wait had ended, by each clock."""
+        found: dict[str, float] = {}
+        for wait in self.waits:
+            if wait.when is not None and wait.kind not in GOING_ON:
+                found[wait.clock] = min(wait.when, found.get(wait.clock, wait.when))
+        return found
 
     def believed(self, fact: Evidence) -> bool:
         """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy.
@@ -247,14 +268,15 @@ class Case:
         return tuple(sorted({node for rank in ranks if (node := self.facts.nodes.get(rank) or seen.get(rank))}))
 
 
-def _group_of(fact: Evidence, named: Mapping[str, list[Evidence]]) -> str | None:
-    """The group that the same rank's status line names for this very work."""
+def _works(named: Mapping[str, Sequence[Evidence]]) -> Mapping[tuple[int | None, int | None], str]:
+    """The group that a rank's lines name for a work: by its number, or as the one after the last completed."""
+    found: dict[tuple[int | None, int | None], str] = {}
     for group, facts in named.items():
-        for other in facts:
-            same = other.seq == fact.seq or (other.last_completed is not None and other.last_completed + 1 == fact.seq)
-            if other.rank == fact.rank and fact.seq is not None and same:
-                return group
-    return None
+        for fact in facts:
+            after_last = None if fact.last_completed is None else fact.last_completed + 1
+            for seq in {fact.seq, after_last} - {None}:
+                found.setdefault((fact.rank, seq), group)
+    return found
 
 
 def witnessed(fact: Evidence) -> bool:

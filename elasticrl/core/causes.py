@@ -38,8 +38,9 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
     deeper = [fact for fact in causes if MEANINGS[fact.sign].depth == 0 and not after(fact, first, NEAR_S)]
     if deeper:
         # How a process ended says less than what it said before it did.
-        said = [fact for fact in deeper if fact.kind is not Kind.EXIT and fact.rank in {None, earliest(deeper).rank}]
-        first = earliest(said) if said and earliest(deeper).kind is Kind.EXIT else earliest(deeper)
+        first = earliest(deeper)
+        said = [fact for fact in deeper if fact.kind is not Kind.EXIT and fact.rank in {None, first.rank}]
+        first = earliest(said) if said and first.kind is Kind.EXIT else first
     elif first.sign in {Sign.RAISED, Sign.ABSENT}:
         # It does not know; let everything speak that does.
         known = [fact for fact in causes if fact.sign is not first.sign]
@@ -91,10 +92,13 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     others = [
         f for f in case.evidence if f.sign in MEANINGS and f.sign is not first.sign and MEANINGS[f.sign].depth == 0
     ]
-    ends = [f for f in case.evidence if f.kind is Kind.EXIT and f.rank in ranks and f is not first and f not in alike]
+    told = {id(fact) for fact in (first, *alike)}  # to compare each with each would take the square of the time
+    ends = [f for f in case.evidence if f.kind is Kind.EXIT and f.rank in ranks and id(f) not in told]
     doubts = [f"seen too, but later, survived or less sure: {other}" for other in others[:3]]
     confidence = meaning.confidence
-    if others and any(f in case.causes and not after(f, first, NEAR_S) for f in others):
+    if any(
+        f.sign is not first.sign and MEANINGS[f.sign].depth == 0 and not after(f, first, NEAR_S) for f in case.causes
+    ):
         confidence = min(confidence, Confidence.MEDIUM, key=list(Confidence).index)
     return Verdict(
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,

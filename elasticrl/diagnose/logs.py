@@ -8,6 +8,7 @@ the job: that is `core.judge`.
 
 import gzip
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit
 RECORD = 6000
 HELD = 64  # lines that may wait for their neighbours
+FEW = 16  # facts that are alike of which the first and the last are kept: a log may hold a million of them
+MOST = 65_536  # facts that are kept in all
 
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m"
@@ -192,6 +195,12 @@ class Parser:
         self._left = b""
         return found
 
+    def skip(self, data: bytes) -> list[Evidence]:
+        """Leave these bytes out. What those before them give, whose neighbours do not come."""
+        found = self.flush()
+        self._number += data.count(b"\n")
+        return found
+
     def _scan(self, cut: int) -> list[Evidence]:
         """Evidence in the lines of `_left` that begin before `cut` and were not looked at before."""
         found: list[Evidence] = []
@@ -323,25 +332,58 @@ class Parser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What some logs gave. `ranks` are those that were heard of; `unread` are files that could not be read, with the reason."""
+    """What some logs gave. `ranks` are those that were heard of; `unread` are files that could not be read, with the reason.
+    `more`: facts that were like those in `evidence`, and are not among them.
+    """
 
     evidence: tuple[Evidence, ...]
     ranks: frozenset[int]
     files: tuple[str, ...]
     unread: tuple[str, ...] = ()
     ways: Ways = field(default_factory=Ways)
+    more: int = 0
+
+
+@dataclass(slots=True)
+class Kept:
+    """Facts in bounded memory: of those that are alike in all that a verdict compares, the first few and the last few."""
+
+    seen: int = 0
+    held: int = 0
+    _rows: dict[tuple[object, ...], tuple[list[tuple[int, Evidence]], deque[tuple[int, Evidence]]]] = field(
+        default_factory=dict
+    )
+
+    def add(self, fact: Evidence) -> None:
+        """One more, in the order that they are found in."""
+        self.seen += 1
+        alike = (fact.source, fact.kind, fact.sign, fact.rank, fact.group, fact.node, fact.peer)
+        first, last = self._rows.get(alike) or ([], deque(maxlen=FEW))
+        full = self.held >= MOST
+        if full and len(last) == 0:
+            return
+        self._rows[alike] = first, last
+        into = first if len(first) < FEW else last
+        self.held += len(last) < FEW if into is last else 1
+        into.append((self.seen, fact))
+
+    def facts(self) -> tuple[Evidence, ...]:
+        """Those that were kept, in that order."""
+        rows = (pair for first, last in self._rows.values() for pair in (*first, *last))
+        return tuple(fact for _, fact in sorted(rows, key=lambda pair: pair[0]))
 
 
 def read(paths: Iterable[Path]) -> Reading:
     """Evidence in files, and in all files under directories, in the order of time where their clocks agree."""
-    evidence: list[Evidence] = []
+    kept = Kept()
     ranks: set[int] = set()
     ways = Ways()
     files, unread = [], []
     for path in _files(paths):
         parser = Parser(source=str(path), rank=rank_of(path), node=node_of(path))
         try:
-            evidence += _read_file(path, parser)
+            for fact in _read_file(path, parser):
+                kept.add(fact)
         except OSError as error:
             unread.append(f"{path}: {error.strerror or error}")
             continue
@@ -349,7 +391,10 @@ def read(paths: Iterable[Path]) -> Reading:
         ways.add(parser.ways)
         ranks |= parser.ranks | ({parser.rank} if parser.rank is not None else set())
     heard = frozenset(ranks)
-    return Reading(evidence=tuple(evidence), ranks=heard, files=tuple(files), unread=tuple(unread), ways=ways)
+    evidence = kept.facts()
+    return Reading(
+        evidence=evidence, ranks=heard, files=tuple(files), unread=tuple(unread), ways=ways, more=kept.seen - len(evidence)
+    )  # fmt: skip
 
 
 def rank_of(path: Path) -> int | None:

@@ -48,8 +48,9 @@ def page(verdict: Verdict, reading: Reading) -> str:
         lines += _entry("", f"{reading.ways.fallen}. {REMEDY}")
     kinds = Counter(str(fact.kind) for fact in reading.evidence)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    more = f"; {reading.more} more that are like these" if reading.more else ""
     lines += _entry(
-        "READ", f"{len(reading.files)} file(s), {len(reading.evidence)} facts{': ' + counted if counted else ''}"
+        "READ", f"{len(reading.files)} file(s), {len(reading.evidence)} facts{': ' + counted if counted else ''}{more}"
     )
     lines += [f"            not read: {reason}" for reason in reading.unread]
     return "\n".join(lines)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:  # a daemon follows its workers' logs from its start, and has 
 
 SILENCE_S: Final = 0.2  # after which the last lines are not waited for any longer
 BOUND: Final = 4 << 20  # bytes of one file in one look: 40 ms of work
+PIECE: Final = 1 << 16  # bytes that are read at once
+MANY: Final = (
+    200  # facts of one file in one look. Of a worker that prints faults without end only the newest are read then:
+)
+# four megabytes of them take seconds, in which this node's daemon would be silent, and be taken for dead
 
 
 @dataclass(slots=True)
@@ -124,7 +129,7 @@ class Tail:
             data = file.growing.gained()
             if data:
                 file.grown, file.pending = now, True
-                found += self._parser(file).feed(data)
+                found += _facts(self._parser(file), data)
             if file.pending and (over or (not data and now - file.grown >= SILENCE_S)):
                 file.pending = False
                 found += self._parser(file).flush()
@@ -151,10 +156,21 @@ class Tail:
     def _finish(self, file: _File) -> None:
         """A dead worker's last words are the ones that count."""
         if data := file.growing.gained():
-            self._rest += self._parser(file).feed(data)
+            self._rest += _facts(self._parser(file), data)
         if file.parser is not None:
             self._rest += file.parser.flush()
         file.growing.close()
+
+
+def _facts(parser: "Parser", data: bytes) -> list[Evidence]:
+    """What these bytes give; where they are full of faults, the first of them and the last."""
+    found: list[Evidence] = []
+    for at in range(0, len(data), PIECE):
+        last = len(data) - PIECE
+        if len(found) > MANY and at < last:
+            return [*found, *parser.skip(data[at:last]), *parser.feed(data[last:])]
+        found += parser.feed(data[at : at + PIECE])
+    return found
 
 
 def _identity(of: os.stat_result) -> tuple[int, int]:
