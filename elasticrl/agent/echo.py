@@ -13,6 +13,7 @@ from elasticrl.agent.datagram import PING, PONG, Said, seal, unseal
 from elasticrl.agent.owned import write_private
 from elasticrl.core.address import join, split
 from elasticrl.core.model import Member
+from elasticrl.core.parsed import parsed
 
 NOTE = "echo.json"
 
@@ -66,10 +67,10 @@ class Echo(asyncio.DatagramProtocol):
         try:
             changed = self._note.stat().st_mtime
             if changed != self._read_at:
-                note = json.loads(self._note.read_text(encoding="utf-8"))
+                note = parsed(self._note.read_text(encoding="utf-8"))
                 self._me = Member(node=note["node"], incarnation=note["incarnation"])
                 self._secret = bytes.fromhex(note["secret"])
                 self._read_at = changed
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return False  # no daemon has told us yet
         return True

@@ -23,6 +23,7 @@ from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import life, started_at
@@ -30,6 +31,7 @@ from elasticrl.diagnose.process import life, started_at
 log = logging.getLogger(__name__)
 
 STATUS_S = 5.0  # how long the fork server may take to say how a dead child ended: it may be importing
+LINE = 1 << 16  # letters of a line that has no end yet
 UNKNOWN = 255  # what multiprocessing says when it has died without having said it
 
 
@@ -101,10 +103,16 @@ class Process:
         except ConnectionError:
             return False
         *lines, self.said = (self.said + said).split(b"\n")
+        self.said = self.said[-LINE:]
         for line in lines:
-            plain = json.loads(line)
-            if plain["is"] == "Ready":
-                self.warm, self.bits, self.versions = True, plain.get("bits", ""), plain.get("versions", "")
+            with contextlib.suppress(ValueError):  # a program's own words, which it has put in our way
+                plain = parsed(line)
+                if isinstance(plain, dict) and plain.get("is") == "Ready":
+                    self.warm, self.bits, self.versions = (
+                        True,
+                        str(plain.get("bits", "")),
+                        str(plain.get("versions", "")),
+                    )
         return bool(said)
 
     def beat(self) -> Snapshot:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticrl.agent.seat import Committed
 from elasticrl.core import events
 from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Work, deal
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 
 VERSION: Final = 1
@@ -236,7 +237,7 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message:
     """The message again; fields that a newer version has added are passed over."""
     try:
-        plain = json.loads(line)
+        plain = parsed(line)
     except ValueError as error:
         raise Garbled(f"a line on the agent's socket is not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(plain, dict) or plain.pop("v", None) != VERSION:

@@ -23,6 +23,7 @@ import typer
 
 from elasticrl.agent.owned import strange
 from elasticrl.cli.options import Config
+from elasticrl.core.parsed import parsed
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
@@ -206,7 +207,7 @@ def keys_in(folders: Iterable[Path]) -> Iterator[str]:
             for path in [path for name in KEYS for path in folder.glob(f"*/*/{name}") if path.is_file()]:
                 with suppress(OSError, ValueError, LookupError, TypeError):
                     text, name = path.read_text(encoding="utf-8"), KEYS[path.name]
-                    yield str(json.loads(text)[name]) if name else text.strip()
+                    yield str(parsed(text)[name]) if name else text.strip()
 
 
 def _configuration(config: Path | None) -> tuple["Tree | None", str]:

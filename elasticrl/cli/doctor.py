@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from elasticrl.cli.options import AsJson, Config
+from elasticrl.core.parsed import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -278,7 +279,7 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "tuple[list[Result
     results = []
     for line in said.splitlines():
         with suppress(ValueError):  # a library's word, or what was cut off
-            results.append(result_of(json.loads(line)))
+            results.append(result_of(parsed(line)))
     if not results and len(ends) > 1:
         problem = problem or "gave no result"
     return results, problem

@@ -1,6 +1,5 @@
 """Where the daemons of this machine are: their control sockets, `<run_dir>/<job>/<node>/control.sock`."""
 
-import json
 import os
 import shlex
 import socket
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
+from elasticrl.core.parsed import parsed
 from elasticrl.core.words import ago
 from elasticrl.diagnose.process import state
 
@@ -156,7 +156,7 @@ def ended(explicit: Path | None, job: str | None) -> Mapping[str, Any]:
     notes: list[Mapping[str, Any]] = []
     for path in within(explicit, f"{job or '*'}/{ENDED}"):
         with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
-            note = json.loads(path.read_text(encoding="utf-8"))
+            note = parsed(path.read_text(encoding="utf-8"))
             told(note), report_of(note)  # whether it has all that they want
             notes.append(note)
     return max(notes, key=lambda note: float(note["at"]), default={})

@@ -21,6 +21,7 @@ from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
 from elasticrl.cli.operate import StoreAt, failed, from_store
 from elasticrl.cli.options import AsJson, Job, Run
+from elasticrl.core.parsed import parsed
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 
 LOOK_S: Final = 0.2  # between looks at files that are followed
@@ -267,7 +268,7 @@ def event_of(line: str) -> dict[str, Any] | None:
     if not line.startswith("{"):
         return None
     try:
-        event = json.loads(line)
+        event = parsed(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -4,13 +4,13 @@ The one idea: what most nodes have is usual, and who has something else is odd; 
 no gang can do with (`FATAL`) are evidence against a node; the others are worth a word to an operator.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 from elasticrl.core.model import Record
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 
 #: What workers of one gang say to each other: votes, digests, how buffers are told. Raised with each change of it; those who
@@ -79,7 +79,7 @@ def wire(record: Record) -> str:
 def read(text: str, *names: str) -> dict[str, str]:
     """Versions by name, or only those of these names; {} if it says none."""
     try:
-        plain = json.loads(text) if text else {}
+        plain = parsed(text) if text else {}
     except ValueError:
         return {}
     said = plain if isinstance(plain, dict) else {}

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticrl.core.parsed import parsed
+
 VERSION = 1
 SEEN = frozenset({"ping", "status", "crew", "logs"})  # what a daemon says without its store, if need be
 SEEN_S = 15.0  # for that
@@ -45,7 +47,7 @@ def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fiel
             sock.sendall(pack({"verb": verb, **fields}))
             sock.shutdown(socket.SHUT_WR)  # there is no other question: the daemon closes after its last answer
             for line in sock.makefile("rb"):
-                answer = json.loads(line)
+                answer = parsed(line)
                 if not answer.get("ok"):
                     raise Unanswered(answer.get("error", "refused"))
                 yield answer["value"]

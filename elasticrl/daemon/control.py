@@ -9,7 +9,6 @@ root, the daemon's own user and members of its group may. Nothing is listened to
 
 import asyncio
 import grp
-import json
 import os
 import pwd
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.owned import bound
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
 from elasticrl.shell.apart import apart
@@ -98,9 +98,9 @@ class Control:
 
     async def _one(self, line: bytes, asker: Asker, writer: asyncio.StreamWriter) -> None:
         try:
-            question = parse(line)
             if not await self._may(asker):
                 raise Refused(f"user {asker.uid} may not control this daemon; ask as root or a member of its group")
+            question = parse(line)
             verb = question["verb"]
             if verb in self._streams:
                 async for item in self._streams[verb](question):
@@ -172,7 +172,7 @@ def asker_of(sock: socket.socket) -> Asker:
 def parse(line: bytes) -> Mapping[str, Any]:
     """A question, or `Refused`."""
     try:
-        question = json.loads(line)
+        question = parsed(line, finite=True)
     except ValueError:
         raise Refused("a question is one JSON object on one line") from None
     if not isinstance(question, dict) or not isinstance(question.get("verb"), str):

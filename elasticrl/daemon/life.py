@@ -14,6 +14,7 @@ from typing import IO, Final
 from elasticrl.agent.owned import foreign, made_closed, opened, taken_by, write_private
 from elasticrl.core.address import CONTROL, overlong
 from elasticrl.core.model import Member
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import FULL, Refusal
 
@@ -98,7 +99,7 @@ class Home:
     def load(self) -> Life | None:
         """The life that was written last, or None."""
         try:
-            plain = json.loads((self.folder / "life.json").read_text(encoding="utf-8"))
+            plain = parsed((self.folder / "life.json").read_text(encoding="utf-8"))
             return Life(**plain)
         except (OSError, ValueError, TypeError):
             return None

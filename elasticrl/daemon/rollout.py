@@ -9,7 +9,6 @@ A daemon that dies takes its keeper along and leaves the engine, which the next 
 """
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from elasticrl.agent.spec import environment
 from elasticrl.config import dumps
 from elasticrl.core.address import join
 from elasticrl.core.model import REFUSED, Member, Phase, Plan, Record, Rollout, Verb, View, Work
+from elasticrl.core.parsed import parsed
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
@@ -333,7 +333,7 @@ async def told_by(output: asyncio.StreamReader) -> AsyncIterator[Mapping[str, An
     while True:
         try:
             line = await output.readline()
-            told = json.loads(line) if line else None
+            told = parsed(line) if line else None
         except ValueError:  # it is no JSON, or longer than anything that a keeper says
             continue
         if not line:

@@ -25,6 +25,7 @@ from elasticrl.core.address import CONTROL, join, overlong
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan
+from elasticrl.core.parsed import parsed
 from elasticrl.core.pauses import pause
 from elasticrl.core.ring import Ring
 from elasticrl.core.value import dataclass
@@ -142,7 +143,7 @@ class Talk:
                     self._writer.write(json.dumps({"v": PROTOCOL, "op": op, **fields}).encode() + b"\n")
                     await self._writer.drain()
                     line = await self._lines.get()
-                    answer = json.loads(line) if line else None
+                    answer = parsed(line) if line else None
             except TimeoutError:
                 self.gone.set()
                 raise Stuck(f"it did not answer {op!r} within {self._deadline_s:g} s") from None

@@ -16,6 +16,7 @@ from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Phase
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
+from elasticrl.core.parsed import parsed
 from elasticrl.daemon.desk import Desk
 from elasticrl.daemon.secret import probe_token
 
@@ -153,7 +154,7 @@ def results_of(said: list[bytes]) -> Iterator[Result]:
     """What a probe's process has printed; a line that is none is passed over."""
     for line in said:
         with suppress(ValueError):
-            yield result_of(json.loads(line))
+            yield result_of(parsed(line))
 
 
 class Reserved:

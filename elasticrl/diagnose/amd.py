@@ -6,7 +6,6 @@ doubted. ROCm 6 answers with a list of GPUs, ROCm 7 with an object around it; a 
 hangs, as it does when the driver does, is killed and said to; one that not even that ends is left, and no other is started.
 """
 
-import json
 import shutil
 import subprocess
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.core.parsed import parsed
 from elasticrl.diagnose import health
 from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 
@@ -84,7 +84,7 @@ def ask(path: str, question: str, deadline: float) -> tuple[dict[int, Card], str
         _end(process)
         return {}, f"no answer within {left_s:.0f} s"
     try:
-        plain = json.loads(told)
+        plain = parsed(told)
     except ValueError:
         said = (complained.strip() or told.strip()).splitlines()
         return {}, said[-1][:160] if said else f"it ended with {process.returncode} and said nothing"

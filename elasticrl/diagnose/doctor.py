@@ -7,7 +7,6 @@ the checkpoints under a name of its own, and removed. torch is never imported: v
 
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import re
@@ -28,6 +27,7 @@ from elasticrl.core import matrix
 from elasticrl.core import versions as versions_of
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import SILENT, Result, findings
+from elasticrl.core.parsed import parsed
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.diagnose.program import absent
@@ -499,7 +499,7 @@ def nccl_here() -> bool:
 def facts_of(text: str) -> dict[str, str]:
     """A node's versions, as it says them."""
     try:
-        plain = json.loads(text)
+        plain = parsed(text)
     except ValueError:
         return {}
     return {str(key)[:60]: str(value)[:60] for key, value in plain.items()} if isinstance(plain, dict) else {}

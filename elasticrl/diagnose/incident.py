@@ -16,6 +16,7 @@ from textwrap import fill
 from typing import Any, Final
 
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 from elasticrl.diagnose.report import TITLES, WIDTH
@@ -266,7 +267,7 @@ def save(folder: Path, incident: Incident) -> Path:
 def load(path: Path) -> Incident:
     """The incident again, or Unreadable."""
     try:
-        plain = json.loads(path.read_bytes())
+        plain = parsed(path.read_bytes())
         if plain["v"] != VERSION:
             raise Unreadable(f"{path} has version {plain['v']!r}, this elasticrl reads {VERSION}")
         evidence = tuple(_fact(raw) for raw in plain["evidence"])

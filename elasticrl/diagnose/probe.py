@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from elasticrl.core.address import split
 from elasticrl.core.pairs import LOSS, SLOW_MS, Result, result_of, schedule
+from elasticrl.core.parsed import parsed
 from elasticrl.core.reach import Pair
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose.health import offset_s
@@ -345,7 +346,7 @@ def stubbed(task: Task, peer: str) -> str | None:
     """
     if not task.nccl.startswith("stub:"):
         return None
-    broken = json.loads(Path(task.nccl.removeprefix("stub:")).read_text(encoding="utf-8"))
+    broken = parsed(Path(task.nccl.removeprefix("stub:")).read_text(encoding="utf-8"))
     here = {task.me, peer}
     fails = any(set(pair) == here or ("*" in pair and set(pair) - {"*"} <= here) for pair in broken)
     return "stub: ncclRemoteError" if fails else "ok"
@@ -446,7 +447,7 @@ def shared(
             while row is None and time.monotonic() < deadline:
                 time.sleep(10 * EVERY_S)
                 row = ask_key(task, peer, key)
-            said = tuple(result for plain in json.loads(row or b"[]") if (result := result_of(plain)).node == peer)
+            said = tuple(result for plain in parsed(row or b"[]") if (result := result_of(plain)).node == peer)
             found |= {peer: said} if said else {}
     return found
 
@@ -564,7 +565,7 @@ def main(arguments: list[str]) -> None:
     """The program. Reads the task from a file, or from stdin for "-"."""
     text = sys.stdin.read() if arguments in ([], ["-"]) else Path(arguments[0]).read_text(encoding="utf-8")
     try:
-        task = task_of(json.loads(text))
+        task = task_of(parsed(text))
     except (ValueError, TypeError) as error:
         print(f"this is no task for a probe: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -6,7 +6,6 @@ they part. Dumps come as JSON from the workers: torch writes pickles, and a pick
 With gloo the entries' state stays "scheduled", so states only sharpen the answer.
 """
 
-import json
 import os
 import secrets
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Call
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
@@ -142,8 +142,8 @@ def _answer(file: Path, token: str) -> Mapping[str, object] | None:
     try:
         if file.stat().st_size > LARGEST:
             return None
-        answer = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        answer = parsed(file.read_bytes())
+    except (OSError, ValueError):
         return None
     return answer if isinstance(answer, dict) and str(answer.get("token", "")) >= token else None
 

@@ -5,7 +5,6 @@ frame that is in the table decides, because who waits in a collective in the mid
 says where somebody is, and not that he is stuck there: only beside others who wait does it speak against him.
 """
 
-import json
 import linecache
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import rank_names
 from elasticrl.diagnose import witness
@@ -244,7 +244,7 @@ def _spied(spy: str, pid: int, deadline: float) -> tuple[Frame, ...]:
         done = subprocess.run(
             [spy, "dump", "--pid", str(pid), "--nonblocking", "--json"], timeout=within_s, capture_output=True
         )
-        threads = json.loads(done.stdout) if done.returncode == 0 else []
+        threads = parsed(done.stdout) if done.returncode == 0 else []
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ()
     listed = [thread for thread in threads if isinstance(thread, dict)] if isinstance(threads, list) else []

@@ -6,7 +6,6 @@ reward model its sequence-classification model, so `from_pretrained`, `save_pret
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -28,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
 
@@ -401,7 +401,7 @@ def _files(path: str) -> Sequence[Path]:
     if (folder / SAFE_WEIGHTS_NAME).is_file():
         return [folder / SAFE_WEIGHTS_NAME]
     index = folder / SAFE_WEIGHTS_INDEX_NAME
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
+    names = parsed(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
     files = [folder / name for name in sorted(set(names))]
     return files if all(file.is_file() for file in files) else ()
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from elasticrl.core.parsed import parsed
+
 if TYPE_CHECKING:
     from elasticrl.config.training import Data
 
@@ -130,7 +132,7 @@ class Dataset(Records):
 
 def _object(line: bytes, file: Path, number: int) -> Record:
     try:
-        record = json.loads(line)
+        record = parsed(line)
     except ValueError as error:
         raise DataError(f"{file}:{number} is not JSON ({error}); each line must be one object") from error
     if not isinstance(record, dict):

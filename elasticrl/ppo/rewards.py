@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tenacity
 import torch
 
+from elasticrl.core.parsed import parsed
 from elasticrl.core.words import count
 from elasticrl.ppo import models
 from elasticrl.ppo.batches import Rows, blocks
@@ -77,7 +78,7 @@ def checked(who: str, scores: Any, answers: Sequence[Answer]) -> list[Score]:
     """The scores as floats, if there are as many finite ones as there should be."""
     try:
         found = [[float(x) for x in score] if isinstance(score, list | tuple) else float(score) for score in scores]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RewardError(f"{who} must return {len(answers)} scores, not {str(scores)[:200]!r}") from error
     if len(found) != len(answers):
         raise RewardError(f"{who} returned {len(found)} scores for {len(answers)} answers")
@@ -279,7 +280,7 @@ class Endpoint:
         except http.client.HTTPException as error:  # no OSError, though it is the connection that ended early
             raise ConnectionError(f"its reply was cut short or is no HTTP ({error!r})") from error
         try:
-            return json.loads(text)
+            return parsed(text)
         except ValueError as error:
             raise RewardError(
                 f"reward endpoint {self.url} answered something that is not JSON: {text[:200]!r}"

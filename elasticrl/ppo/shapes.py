@@ -9,12 +9,13 @@ value heads x head size, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from elasticrl.core.parsed import parsed
 
 HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # a model's; a path that begins with a dot or a slash is none
 
@@ -212,6 +213,7 @@ def read(model: str) -> Shape:
     if not path.is_file():
         path = _of_hub(model)
     try:
-        return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except json.JSONDecodeError as error:
+        plain = parsed(path.read_bytes())
+    except ValueError as error:
         raise ShapeError(f"{path} is not JSON ({error}); write it anew from the model's source") from error
+    return shape_of(plain, str(path))

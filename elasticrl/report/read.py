@@ -5,7 +5,6 @@ files that somebody copied together (`journalctl -u elasticrl -o cat > n00.log`)
 The report is of one job: what lies there of others is passed over, and named (`whose`).
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from stat import S_ISREG
 from sys import intern
 from typing import Any, Final, TypeVar
 
+from elasticrl.core.parsed import parsed
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
 from elasticrl.report.left import Happening, Left, Log, Note, Took
@@ -254,7 +254,7 @@ def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.startswith("{"):
             try:
-                plain = json.loads(line)
+                plain = parsed(line)
             except ValueError:
                 continue  # a line that a kill cut short
             if isinstance(plain, dict):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, mark
@@ -131,7 +132,7 @@ def exchange(gang: Gang, words: Any) -> list[Any]:
     dist.all_gather_single(everyone, padded, group=gang.group)
     settle(gang.group)
     rows = everyone.cpu().view(gang.world, longest)
-    return [json.loads(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+    return [parsed(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 def _told(gang: Gang, words: Any, speaker: int) -> Any:
@@ -145,7 +146,7 @@ def _told(gang: Gang, words: Any, speaker: int) -> Any:
         said = torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(said, group=gang.group, group_src=speaker)
     settle(gang.group)
-    return json.loads(said.cpu().numpy().tobytes())
+    return parsed(said.cpu().numpy().tobytes())
 
 
 def _written(words: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 
 from elasticrl import __version__
+from elasticrl.core.parsed import parsed
 from elasticrl.core.versions import WIRE
 
 
@@ -41,7 +42,7 @@ class Bits:
     @classmethod
     def parse(cls, text: str) -> Bits:
         """The inverse of str()."""
-        return cls(**json.loads(text))
+        return cls(**parsed(text))
 
 
 WORDS = {

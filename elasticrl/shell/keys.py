@@ -19,10 +19,12 @@ Everything of a job is under `/elasticrl/<job>/`:
 
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from elasticrl.core.parsed import parsed
 from elasticrl.store.settings import namespace as namespace  # noqa: PLC0414 - who knows the keys knows their prefix
 
 PLAN = "plan"
@@ -44,6 +46,15 @@ VERSION = 1
 # A plan of 4,096 seats is 370 kB, and goes to every one of them: 1.5 GB from etcd for a single death. It shrinks tenfold.
 COMPRESS_OVER = 8192  # bytes; below this etcdctl shows what it is
 COMPRESSED = b"z1:"
+COUNTED = (
+    "step",
+    "generation",
+    "resume",
+    "born",
+    "incarnation",
+    "intent_generation",
+)  # what only ever rises, and starts at 0
+HIGHEST = 1 << 40  # of these: a wrong one that is higher than all that will come would hold for ever
 LARGEST = 64 << 20  # bytes after decompression: what somebody else wrote must not fill our memory
 
 T = TypeVar("T")
@@ -98,7 +109,7 @@ def dump(value: object) -> bytes:
 def load(kind: type[T], data: bytes | str, where: str) -> T:
     """The value again, or `Unreadable` with the place, what is wrong, and what to do."""
     try:
-        envelope = json.loads(expand(data) if isinstance(data, bytes) else data)
+        envelope = parsed(expand(data) if isinstance(data, bytes) else data, finite=True)
     except (ValueError, zlib.error) as error:
         raise Unreadable(f"{where} is not JSON ({error}); delete the key if no running elasticrl wrote it") from None
     if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
@@ -106,15 +117,33 @@ def load(kind: type[T], data: bytes | str, where: str) -> T:
         raise Unreadable(
             f"{where} has format {found!r}, this elasticrl reads {VERSION}; run the same version on all nodes"
         )
+    plain = envelope.get("value")
+    for name, number in _counted(plain):
+        if isinstance(number, int | float) and not -1 <= number < HIGHEST:
+            raise Unreadable(
+                f"{where}: {name} is {number}, and can only be a number from 0 to {HIGHEST - 1}; "
+                "delete the key: no running elasticrl wrote it"
+            )
     try:
-        value: T = adapter(kind).validate_python(envelope.get("value"), strict=False)
+        value: T = adapter(kind).validate_python(plain, strict=False)
     except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"])
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(part) for part in problem["loc"])[:80]
         raise Unreadable(
             f"{where}: {field}: {problem['msg']}; delete the key if no running elasticrl wrote it"
         ) from None
     return value
+
+
+def _counted(plain: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers of a value that only ever rise: its own, and those of the members that it names."""
+    if not isinstance(plain, dict):
+        yield "it", plain
+        return
+    seats = [seat for name in ("seats", "spares") if isinstance(each := plain.get(name), list) for seat in each]
+    for part in (plain, plain.get("member"), *seats, *(seat.get("member") for seat in seats if isinstance(seat, dict))):
+        if isinstance(part, dict):
+            yield from ((name, part[name]) for name in COUNTED if name in part)
 
 
 def expand(data: bytes) -> bytes:

@@ -130,6 +130,10 @@ class Sight:
                 self._see(event.key, event.entry)
             except keys.Unreadable as error:
                 self._complain(str(error))
+                if event.key == keys.COMMIT and self.view.commit is not None and event.entry is not None:
+                    # What was committed is known. With this revision the next plan and the next commit replace what nobody
+                    # can read; without it they would wait for an operator to delete it.
+                    self.view = replace(self.view, commit_revision=event.revision)
 
     def _see(self, key: str, entry: Entry | None) -> None:
         """One key's new value into the picture; a value that cannot be read leaves the picture as it was."""

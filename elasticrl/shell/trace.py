@@ -19,6 +19,7 @@ from typing import Any, Final, TextIO
 from elasticrl.core import events, evidence, model, pairs, policy, settings, state, suspect, verdict
 from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
+from elasticrl.core.parsed import parsed
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import step
 from elasticrl.core.value import dataclass
@@ -210,7 +211,7 @@ def replay(path: Path) -> Iterator[Replayed]:
     with path.open(encoding="utf-8") as lines:
         for number, text in enumerate(lines, 1):
             try:
-                line = json.loads(text)
+                line = parsed(text)
             except ValueError:
                 return
             if "state" in line:

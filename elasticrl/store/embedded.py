@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from elasticrl.core.heirs import inherited
+from elasticrl.core.parsed import parsed
 from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
@@ -198,7 +199,7 @@ class Embedded:
             with os.fdopen(os.open(self.folder / RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None  # somebody else says which process is ours
-                last = Process(**json.loads(file.read(_RECORD_LIMIT)))
+                last = Process(**parsed(file.read(_RECORD_LIMIT)))
         except (OSError, ValueError, TypeError):
             return None  # there is none, or one that this version cannot read: as good as none
         return last if not last.alive or self._is_ours(last.pid) else None
@@ -359,7 +360,7 @@ def _fatal(line: str) -> str:
     if line.startswith("panic: "):
         return line
     with suppress(ValueError, AttributeError):
-        said = json.loads(line)
+        said = parsed(line)
         if said.get("level") in {"fatal", "panic"}:
             return ": ".join(str(said[name]) for name in ("msg", "error") if said.get(name))
     return ""

@@ -12,8 +12,8 @@ from elasticrl.diagnose import logs
 from elasticrl.diagnose.tail import MANY, PIECE, Tail
 
 WAIT = (
-    "[rank{rank}]:[E419 10:42:{second:02d}.858931807 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum={i}, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600013 "
+    "[rank{rank}]:[E419 10:42:{second:02d}.858931807 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum={i}, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600013 "
     "milliseconds before timing out.\n"
 )
 DENSE = {

@@ -10,7 +10,6 @@ they would for an engine beside it; from there they go to the engines (`feeder`)
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from elasticrl.core.parsed import parsed
 from elasticrl.core.pauses import doubled
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
@@ -55,14 +55,14 @@ class Roll:
         try:
             status = self._path.stat()
             if (seen := (status.st_mtime_ns, status.st_ino)) != self._seen:
-                plain = json.loads(self._path.read_text(encoding="ascii"))
+                plain = parsed(self._path.read_text(encoding="ascii"))
                 key = str(plain["key"]).encode()
                 self._found = {
                     node: Remote(address=address, job=self._job, node=self._node, key=key)
                     for node, address in sorted(plain["engines"].items())
                 }
                 self._seen = seen
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # what was known last may still be true
         return self._found
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from elasticrl.core.parsed import parsed
 from elasticrl.ppo.rollout.engine import Sampling
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Service:
     @classmethod
     def loads(cls, text: str) -> Service:
         """From its page."""
-        plain = json.loads(text)
+        plain = parsed(text)
         sampling = plain.pop("sampling")
         return cls(**plain, sampling=Sampling(**{**sampling, "eos": tuple(sampling["eos"])}))
 

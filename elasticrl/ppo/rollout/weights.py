@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from zlib_ng.zlib_ng import crc32
 
+from elasticrl.core.parsed import parsed
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.source import dtype_of, name_of
@@ -267,7 +268,7 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, ke
 
 def _page(home: Path) -> dict[str, Any] | None:
     try:
-        page: dict[str, Any] = json.loads((home / PAGE).read_text(encoding="utf-8"))
+        page: dict[str, Any] = parsed((home / PAGE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return page

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from elasticrl.core.address import split
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.vault.channel import MAC_BYTES, Signer, keep_alive, proof, transcript_of
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ class Inbox:
             del self.buffer[:end]
             if self.signer and not self.signer.good(whole[_HEAD.size : start], whole[: _HEAD.size], whole[start:]):
                 raise ValueError("a frame is not signed with this session's key")
-            try:
-                says = json.loads(whole[start : start + text])
-            except RecursionError:  # a stranger's brackets suffice
-                raise ValueError("a frame's text is nested too deeply") from None
+            says = parsed(whole[start : start + text])
             if not isinstance(says, dict):
                 raise TypeError("a frame's text is not an object")
             yield Frame(says=says, raw=whole[start + text :])

@@ -14,6 +14,7 @@ import traceback
 from dataclasses import dataclass
 
 from elasticrl.agent.title import title
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.checkpoint.writer import MESSAGE, serve
 
 
@@ -95,4 +96,4 @@ def _wait(fd: int) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(file, number)
         os.close(file)
-    serve(fd, json.loads(data)["orphan_s"])
+    serve(fd, parsed(data)["orphan_s"])

@@ -11,11 +11,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
 FORMAT = 1
+WHOLE = 1 << 30  # bytes of a document: a shard's table has all of its small values
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?-g(\d+)")
@@ -234,9 +236,9 @@ def seal(body: Mapping[str, Any]) -> bytes:
 def unseal(text: bytes, where: str) -> dict[str, Any]:
     """The body of such a document; CheckpointCorrupt if a byte of it has changed."""
     try:
-        body = json.loads(text)["body"]
+        body = parsed(text, most=WHOLE)["body"]
         same = isinstance(body, dict) and seal(body) == text
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"{where} is not a whole document ({error!r}): it was torn or changed.") from error
     if not same:
         raise CheckpointCorrupt(f"{where} does not have the checksum of its own contents: it was changed.")

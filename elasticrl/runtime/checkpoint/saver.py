@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.writer import MESSAGE
@@ -234,7 +235,7 @@ class Saver:
                     data = self._sock.recv(MESSAGE)
                 except BlockingIOError:
                     return None
-                return dict(json.loads(data)) if data else None
+                return dict(parsed(data)) if data else None
         return None
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
@@ -65,7 +66,7 @@ class Inbox:
         with suppress(ConnectionResetError):  # said once, if the worker has gone without having read our last answer
             data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE, 4)
             if data:
-                self.ahead.append(Request(json.loads(data), fds))
+                self.ahead.append(Request(parsed(data), fds))
             else:
                 self.gone_since = time.monotonic()
 

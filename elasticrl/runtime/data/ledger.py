@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.owned import made_closed
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError
@@ -175,7 +176,7 @@ class Ledger:
         for lane in self._tail:
             self._tail[lane] = []
             for text in str(values.get(f"lane.{lane}", "")).splitlines():
-                row = Record.from_json(json.loads(text))
+                row = Record.from_json(parsed(text))
                 self._tail[lane].append((row.version, text))
                 if row.serial[0] != self.writer:
                     again.append(_line(f'{{"record":{text}}}'.encode()))
@@ -242,7 +243,7 @@ def _line(text: bytes) -> bytes:
 def decode(line: bytes) -> dict[str, Any] | None:
     """The reverse; None for a line that is torn or changed."""
     try:
-        body = json.loads(line[9:])
+        body = parsed(line[9:])
         whole = line[8:9] == b" " and zlib.crc32(line[9:]) == int(line[:8], 16) and isinstance(body, dict)
     except ValueError:
         return None

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from elasticrl.core.parsed import parsed
 from elasticrl.core.strangers import HELLO_S
 from elasticrl.runtime.vault.errors import VaultError
 
@@ -149,8 +150,8 @@ class Channel:
         if not (self._signer.good(mac, body) if self._signer else mac == bytes(MAC_BYTES)):
             raise PeerError(f"a frame from {self.peer or 'a peer'} is not signed with this session's key.")
         try:
-            frame = json.loads(body)
-        except RecursionError:  # a stranger's brackets suffice
+            frame = parsed(body)
+        except ValueError:
             frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("raw"), int) or not 0 <= frame["raw"] <= MAX_FRAME:
             raise PeerError(f"{self.peer or 'a peer'} sent a frame that is not understood.")

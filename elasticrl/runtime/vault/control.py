@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.vault.channel import PROTOCOL, STILL
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.version import Version
@@ -83,7 +84,7 @@ class Control:
                     raise ConnectionResetError("the vault server closed the connection")
                 self._rest += more
             reply, _, self._rest = self._rest.partition(b"\n")
-            answer = json.loads(reply)
+            answer = parsed(reply)
             if not isinstance(answer, dict):
                 raise ValueError(f"not an answer: {reply[:80]!r}")
             if not answer.get(STILL):

@@ -26,6 +26,7 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.piece import ITEMSIZE, Piece, starts
 from elasticrl.runtime.vault.version import (
@@ -251,7 +252,7 @@ def read(memory: memoryview) -> Sealed | Torn:
 def parse_header(text: bytes) -> tuple[Stamp, Table]:
     """The reverse of `header`, the values unread; ValueError, KeyError or TypeError for what it never wrote."""
     first = text.index(b"\n")
-    of: Mapping[str, Any] = json.loads(text[:first])
+    of: Mapping[str, Any] = parsed(text[:first])
     stamp = Stamp(
         job=str(of["job"]),
         node=str(of["node"]),
@@ -271,10 +272,7 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
 
 @lru_cache(maxsize=32)
 def _table(text: bytes) -> Table:
-    try:
-        return Table(tuple(Piece.from_json(row) for row in json.loads(text)))
-    except RecursionError:
-        raise ValueError("a table that is nested too deeply") from None
+    return Table(tuple(Piece.from_json(row) for row in parsed(text)))
 
 
 def damage(memory: memoryview, sealed: Sealed, blocks: Iterable[int] | None = None) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from typing import Any
 from elasticrl.agent.owned import write_private
 from elasticrl.agent.parent import Led
 from elasticrl.core.address import CONTROL, overlong, split
+from elasticrl.core.parsed import parsed
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.core.strangers import HELLO_S, put_out
 from elasticrl.runtime.vault import layout
@@ -133,7 +134,7 @@ class Server:
         self._control = await asyncio.start_unix_server(self._serve_control, str(self.socket_path), limit=LINE)
         self.socket_path.chmod(0o600)
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            saved = json.loads((options.directory / RING).read_text())
+            saved = parsed((options.directory / RING).read_text())
             await self._follow(_ring(saved), remember=False)
         return dropped
 
@@ -239,7 +240,7 @@ class Server:
         try:
             while line := await reader.readline():
                 try:
-                    request = json.loads(line)
+                    request = parsed(line)
                     if request.get("v") != PROTOCOL:
                         raise VaultError(f"this vault speaks version {PROTOCOL}, not {request.get('v')!r}")
                     operation = operations.get(request.get("op"))

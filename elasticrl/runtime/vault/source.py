@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import StateError, VaultError
 from elasticrl.runtime.vault.layout import Table
@@ -60,7 +61,7 @@ def shard_of(pinned: Pinned, *, under: bool = False) -> Shard:
     """
     sealed = pinned.sealed
     try:
-        values = {} if under else json.loads(sealed.values)
+        values = {} if under else parsed(sealed.values, most=len(sealed.values))
     except ValueError as error:
         raise VaultError(f"{pinned.path.name} keeps values that are not understood: {error}") from error
     return Shard(
