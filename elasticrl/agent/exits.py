@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.agent.regular import open_regular
 from elasticrl.core.model import JOIN
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import health
@@ -97,7 +98,7 @@ def exception_of(data: Any) -> str:
 def last_line(path: Path) -> str:
     """The last line of a log that is not empty, shortened."""
     try:
-        with path.open("rb") as log:
+        with open_regular(path) as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from elasticrl.agent.owned import strange
+from elasticrl.agent.regular import open_regular, read_regular
 from elasticrl.cli.options import Config
 from elasticrl.core.parsed import parsed
 
@@ -206,7 +207,7 @@ def keys_in(folders: Iterable[Path]) -> Iterator[str]:
         with suppress(OSError):  # it is below one that this user cannot enter
             for path in [path for name in KEYS for path in folder.glob(f"*/*/{name}") if path.is_file()]:
                 with suppress(OSError, ValueError, LookupError, TypeError):
-                    text, name = path.read_text(encoding="utf-8"), KEYS[path.name]
+                    text, name = read_regular(path).decode(), KEYS[path.name]
                     yield str(parsed(text)[name]) if name else text.strip()
 
 
@@ -313,7 +314,7 @@ def _written(path: Path) -> tuple[float, Path]:
 def shortened(path: Path) -> str:
     """A file's text; of a long one the beginning and the end."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if size <= PART:
             return file.read().decode(errors="replace")
         head = file.read(PART // 4)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from elasticrl.cli.options import AsJson
+from elasticrl.core.words import plain
 
 Logs = Annotated[
     list[Path] | None,
@@ -68,15 +69,20 @@ def diagnose(
     reading = read(paths)
     if not reading.files:
         for reason in reading.unread or ("no files in these directories",):
-            typer.echo(f"cannot read {reason}", err=True)
+            typer.echo(plain(f"cannot read {reason}"), err=True)
         raise typer.Exit(Exit.REFUSED)
     verdict = judge(reading.evidence, Facts(world=world, heard=reading.ranks))
     if as_json:
         typer.echo(json.dumps(report.plain(verdict, reading.evidence, reading.ways), indent=2))
         for reason in reading.unread:
-            typer.echo(f"not read: {reason}", err=True)
+            typer.echo(plain(f"not read: {reason}"), err=True)
     else:
-        typer.echo(report.page(verdict, reading))
+        typer.echo(plain(report.page(verdict, reading), keep="\n"))
+
+
+def say(text: str) -> None:
+    """A line of it. It quotes nodes, programs and logs."""
+    typer.echo(plain(text))
 
 
 def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
@@ -95,20 +101,20 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
         typer.echo(json.dumps(told, indent=2))
         return
     verdict = told["verdict"]
-    typer.echo(f"NOW      {told['said']}")
+    say(f"NOW      {told['said']}")
     if moved := told["moved"]:
-        typer.echo(f"MOVING   {rank_names(moved)} went on while this was asked")
-    typer.echo(f"PLAN     {told['reason']}")
+        say(f"MOVING   {rank_names(moved)} went on while this was asked")
+    say(f"PLAN     {told['reason']}")
     who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
     if verdict["class"] == "unknown":
-        typer.echo("VERDICT  nothing that is known speaks of a fault")
+        say("VERDICT  nothing that is known speaks of a fault")
     else:
-        typer.echo(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
-        typer.echo(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
-        typer.echo(f"DO       {verdict['remedy']}")
+        say(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
+        say(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
+        say(f"DO       {verdict['remedy']}")
     for fact in verdict["because"]:
-        typer.echo(f"  - {fact}")
+        say(f"  - {fact}")
     if lasting := told["if_it_lasts"]:
-        typer.echo(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
+        say(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
     if before := told["before"]:
-        typer.echo(f"BEFORE   {before['class']}: {before['cause']}")
+        say(f"BEFORE   {before['class']}: {before['cause']}")

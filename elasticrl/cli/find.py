@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.agent.owned import shared, strange
+from elasticrl.agent.regular import read_regular
 from elasticrl.core.address import CONTROL
 from elasticrl.core.parsed import parsed
 from elasticrl.core.words import ago
@@ -156,7 +157,7 @@ def ended(explicit: Path | None, job: str | None) -> Mapping[str, Any]:
     notes: list[Mapping[str, Any]] = []
     for path in within(explicit, f"{job or '*'}/{ENDED}"):
         with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
-            note = parsed(path.read_text(encoding="utf-8"))
+            note = parsed(read_regular(path))
             told(note), report_of(note)  # whether it has all that they want
             notes.append(note)
     return max(notes, key=lambda note: float(note["at"]), default={})

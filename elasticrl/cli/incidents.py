@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from elasticrl.cli.options import AsJson, Config, Job
+from elasticrl.core.words import plain
 
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or the beginning of its id; `last`.")]
 State = Annotated[
@@ -64,11 +65,11 @@ def incidents(
         if as_json:
             typer.echo(json.dumps([each.plain() for each in chosen], indent=2))
         else:  # one for each node of this machine that saw it
-            typer.echo("\n".join(map(kept.page, chosen)))
+            typer.echo(plain("\n".join(map(kept.page, chosen)), keep="\n"))
     elif as_json:
         typer.echo(json.dumps([each.plain() for each in found], indent=2))
     elif found:
-        typer.echo("\n".join(table(kept.HEAD, kept.rows(found))))
+        typer.echo(plain("\n".join(table(kept.HEAD, kept.rows(found))), keep="\n"))
     elif shut:
         typer.echo(none, err=True)
         raise typer.Exit(Exit.FAILED)

@@ -1,7 +1,8 @@
 """`elasticrl events` and `elasticrl logs`: what this machine's daemons and workers say, line by line.
 
 The one idea: an event is one JSON object wherever it is written, and one readable line wherever it is shown (`render.event`).
-What a program prints besides passes through as it is. Several daemons' lines are one story, in the order of their clocks.
+What a program prints besides passes through, without what would steer a terminal. Several daemons' lines are one story, in the
+order of their clocks.
 """
 
 import json
@@ -17,11 +18,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from elasticrl.agent.regular import open_regular
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
 from elasticrl.cli.operate import StoreAt, failed, from_store
 from elasticrl.cli.options import AsJson, Job, Run
 from elasticrl.core.parsed import parsed
+from elasticrl.core.words import plain
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 
 LOOK_S: Final = 0.2  # between looks at files that are followed
@@ -154,7 +157,7 @@ def in_order(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def head(rank: int, path: Path) -> str:
     """Whose lines follow."""
-    return f"==> rank {rank}: {path} <=="
+    return plain(f"==> rank {rank}: {path} <==")
 
 
 def go_on(
@@ -203,7 +206,7 @@ class Reader:
         while True:
             start = max(0, end - block)
             try:
-                with self.path.open("rb") as file:
+                with open_regular(self.path) as file:
                     file.seek(start)
                     data = file.read(end - start)
             except OSError as error:
@@ -255,8 +258,10 @@ def shown(line: str, before: str, *, as_json: bool = False, colour: bool | None 
     >>> shown('{"event": "ppo.step", "step": 7}', "[Step 7] rollout: 185ms | reward 0.710")
     """
     event = event_of(line)
-    if event is None or as_json:
-        return None if event is None and as_json else line
+    if event is None:
+        return None if as_json else plain(line, keep="\t")
+    if as_json:
+        return line if plain(line, keep="\t") == line else json.dumps(event)
     told_already = SAID.match(before)
     if told_already and told_already[1] == str(event.get("step")):
         return None

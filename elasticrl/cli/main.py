@@ -15,6 +15,8 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
+from elasticrl.cli import terminal
+
 if TYPE_CHECKING:
     import typer
 
@@ -82,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # what the terminal's locale cannot say ends no command
             stream.reconfigure(errors="backslashreplace")
+    terminal.guard()
     if list(arguments[:1]) == ["daemon"]:
         from elasticrl.cli import node
 

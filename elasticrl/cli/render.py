@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticrl.core.words import ago, notes, past
+from elasticrl.core.words import ago, notes, past, plain
 from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
@@ -78,7 +78,7 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
         else ""
     )
     head = (
-        f"{paint(picture['job'], BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
+        f"{paint(plain(picture['job']), BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
         f"  generation {picture['generation']}"
         f"  step {picture['step']:,} (committed {picture['committed']:,}{since}){who}"
     )
@@ -93,7 +93,7 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
 def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]:
     rows = [
         (
-            ("* " if row["leader"] else "  ") + (row.get("member") or row["node"]),
+            ("* " if row["leader"] else "  ") + plain(row.get("member") or row["node"]),
             "-"
             if row["rank"] is None
             else str(row["rank"])
@@ -101,7 +101,7 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
             else f"{row['rank']}-{row['rank'] + row['slots'] - 1}",
             row["state"],
             _step(row, ages=ages),
-            *((row.get("phase") or "-",) if ages else ()),
+            *((plain(row.get("phase") or "-"),) if ages else ()),
             plain("; ".join(filter(None, ("leader" if row["leader"] else "", *notes(row, ages=ages))))),
         )
         for row in told
@@ -157,15 +157,6 @@ def named(text: str, job: str | None, store: str | None = None) -> str:
     return ASKED.sub(more, text) if job or store else text
 
 
-def plain(text: str) -> str:
-    r"""Without what would steer a terminal: a worker's own words may have anything in them.
-
-    >>> plain("no \x1b[2K way\n")
-    'no ?[2K way?'
-    """
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:
     """One log event on one line: when, how bad, where, what; then its sentence, what it is about, and what to do.
 
@@ -174,12 +165,14 @@ def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:
     2026-11-23T16:02:37.123 warning n3 worker.exited  signal 9 (SIGKILL)  generation=3 own=False
     """
     on = sys.stdout.isatty() if colour is None else colour
-    level, node, name = str(line.get("level", "info")), str(line.get("node", "-")), str(line.get("event"))
+    level, node, name = (
+        plain(str(line.get(key, other))) for key, other in (("level", "info"), ("node", "-"), ("event", None))
+    )
     fields = {key: value for key, value in line.items() if key not in BESIDE and value not in (None, "", [], (), {})}
     sentence = plain(next((str(fields.pop(key)) for key in SENTENCES if key in fields), ""))
-    remedy, trace = str(fields.pop("remedy", "")), str(fields.pop("exception", ""))
+    remedy, trace = plain(str(fields.pop("remedy", ""))), str(fields.pop("exception", ""))
     tone = {"warning": YELLOW, "error": RED}.get(level, "")
-    at = paint(str(line.get("at") or line.get("ts") or "")[:23], DIM, on=on)
+    at = paint(plain(str(line.get("at") or line.get("ts") or "")[:23]), DIM, on=on)
     head = f"{at} {paint(f'{level:7}', tone, on=on)} {node} {paint(name, tone or BOLD, on=on)}"
     about = plain(" ".join(f"{key}={_value(value)}" for key, value in fields.items()))
     about = paint(about, DIM, on=on and bool(fields))

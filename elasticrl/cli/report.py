@@ -30,6 +30,7 @@ def report(
     """
     from elasticrl.cli import useless
     from elasticrl.cli.main import Exit
+    from elasticrl.core.words import plain
     from elasticrl.report.read import read
     from elasticrl.report.story import tell
     from elasticrl.report.text import headline, text
@@ -50,7 +51,7 @@ def report(
         raise typer.Exit(Exit.REFUSED)
     story = tell(left)
     if as_text:
-        typer.echo(text(story))
+        typer.echo(plain(text(story), keep="\n"))
         return
     try:
         from elasticrl.report.page import page
@@ -64,4 +65,4 @@ def report(
     except OSError as error:
         typer.echo(f"{output} cannot be written: {error.strerror}", err=True)
         raise typer.Exit(Exit.REFUSED) from None
-    typer.echo(f"{headline(story)}\n{output}")
+    typer.echo(f"{plain(headline(story))}\n{output}")

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
+from elasticrl.cli import terminal
+
 ENTER: Final = "\033[?1049h\033[?25l"  # the other buffer, no cursor
 LEAVE: Final = "\033[?25h\033[?1049l"
 COLOUR: Final = re.compile(r"\033\[[0-9;]*m")
@@ -108,7 +110,8 @@ def frame(text: str, size: os.terminal_size) -> str:
     lines = text.split("\n")
     if len(lines) > size.lines:
         lines = [*lines[: size.lines - 2], f"... {len(lines) - size.lines + 1} lines more", lines[-1]]
-    return "\033[H" + "\r\n".join(f"{clip(line, size.columns)}\033[K" for line in lines) + "\033[J"
+    safe = (clip(terminal.STEERS.sub("?", line), size.columns) for line in lines)
+    return "\033[H" + "\r\n".join(f"{line}\033[K" for line in safe) + "\033[J"
 
 
 def clip(line: str, width: int) -> str:
@@ -141,8 +144,9 @@ def pressed(within_s: float) -> str:
 
 def write(text: str) -> None:
     """At once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    out = terminal.unfiltered()
+    out.write(text)
+    out.flush()
 
 
 def clock() -> str:

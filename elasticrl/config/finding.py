@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from elasticrl.core.value import dataclass
+from elasticrl.core.words import plain
 
 Source = Literal["default", "file", "environment", "command line"]
 _ORDER: dict[Source, int] = {"file": 0, "environment": 1, "command line": 2, "default": 3}
@@ -52,7 +53,7 @@ class Finding:
     def __str__(self) -> str:
         subject = f"{self.where} {self.key}".rstrip()
         word = "warning: " if self.level == "warning" else ""
-        return f"{subject} {word}{self.rule} ({self.values}).\n    {self.remedy}"
+        return plain(f"{subject} {word}{self.rule} ({self.values}).\n    {self.remedy}", keep="\n")
 
     def plain(self) -> dict[str, object]:
         """The same as JSON."""

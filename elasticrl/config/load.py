@@ -103,6 +103,9 @@ _NO_SECRET = _Rule(
     "Remove it there (and change it, if others could read it); set {variable} in the environment, or {key}_file.",
 )
 
+MANY = 100  # unknown keys that are told one by one: to look for what each was meant to be takes a millisecond
+LONGEST = 60  # letters of a key that may have been meant to be another
+
 
 @dataclass(slots=True)
 class _Sheet:
@@ -118,6 +121,7 @@ class _Sheet:
         default_factory=dict
     )  # by key; a later source may put a good value in its place
     findings: list[Finding] = field(default_factory=list)
+    strangers: list[Origin] = field(default_factory=list)  # unknown keys, as often as there are some
 
     def report(self, rule: _Rule, where: Origin, key: str, values: str) -> None:
         self.findings.append(Finding(where=where, key=key, rule=rule.rule, values=values, remedy=rule.remedy))
@@ -233,10 +237,13 @@ class _Sheet:
     def unknown(self, key: str, prefix: str, where: Origin) -> None:
         """A key that is not there, with the nearest that is."""
         self.doubtful.add(key)
+        self.strangers.append(where)
+        if len(self.strangers) > MANY:
+            return
         near = _nearest(key, prefix)
         if near is None:
             remedy = "Remove it; `elasticrl config schema --markdown` lists all keys."
-            self.report(_Rule("must be a known key", remedy), where, key, "no known key is like it")
+            self.report(_Rule("must be a known key", remedy), where, _cut(key), "no known key is like it")
             return
         self.meant.add(near)
         moved = near.rpartition(".")[0] != prefix
@@ -273,6 +280,9 @@ class _Sheet:
             tree = self.build()
         self.doubtful |= {key for key in leaves(Tree) if key not in self.origins and self.was_meant(key)}
         self.findings += self.misfits.values()
+        if more := self.strangers[MANY:]:
+            rule = _Rule("must have known keys only", "See that it is a configuration of elasticrl.")
+            self.report(rule, more[0], "", f"{len(more)} more keys from here on are none")
         self.findings += self.strange(tree)
         self.findings += [
             self.broken(relation, tree)
@@ -376,6 +386,8 @@ def _is_field(kind: type[Section], name: str) -> bool:
 def _nearest(key: str, prefix: str) -> str | None:
     """The key that was meant: a like one in the same section, else one of the same or a like name anywhere."""
     name = key.rpartition(".")[2]
+    if len(name) > LONGEST:
+        return None
     known = [*sorted(_sections()), *leaves(Tree)]
     beside = [candidate for candidate in known if candidate.rpartition(".")[0] == prefix]
     for candidates, likeness in ((beside, 0.6), (known, 0.8)):

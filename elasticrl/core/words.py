@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+SPACES: Final = "\u00a0\u202f\u3000"  # which steer nothing, and are no more printable than what does
 BAR: Final = 24  # characters
 ENDS: Final = {  # after which a node's daemon runs; with how long ago that was
     "handed": "its daemon was restarted{}; its workers went on",
@@ -16,6 +17,17 @@ HOW: Final = {  # a fault was over, by the rung of the plan that answered it
     "restart": " by starting all workers afresh",
     "reload": " by going back to the disk",
 }
+
+
+def plain(text: str, keep: str = "") -> str:
+    r"""Without what would steer a terminal: a worker's own words may have anything in them. `keep`: what may stay of it.
+
+    >>> plain("no \x1b[2K way\n"), plain("a\tb\n\x9b", keep="\t\n")
+    ('no ?[2K way?', 'a\tb\n?')
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep or char in SPACES else "?" for char in text)
 
 
 def count(number: int, thing: str) -> str:

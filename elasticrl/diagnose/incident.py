@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
+from elasticrl.agent.regular import read_regular
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
@@ -267,7 +268,7 @@ def save(folder: Path, incident: Incident) -> Path:
 def load(path: Path) -> Incident:
     """The incident again, or Unreadable."""
     try:
-        plain = parsed(path.read_bytes())
+        plain = parsed(read_regular(path))
         if plain["v"] != VERSION:
             raise Unreadable(f"{path} has version {plain['v']!r}, this elasticrl reads {VERSION}")
         evidence = tuple(_fact(raw) for raw in plain["evidence"])

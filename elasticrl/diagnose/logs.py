@@ -14,6 +14,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
+from elasticrl.agent.regular import open_regular
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
@@ -448,7 +449,7 @@ def records(window: list[Line]) -> Iterator[Record]:
 
 
 def _read_file(path: Path, parser: Parser) -> Iterator[Evidence]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+    with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         while chunk := stream.read(CHUNK):
             yield from parser.feed(chunk)
     yield from parser.flush()

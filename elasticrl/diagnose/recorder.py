@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+from elasticrl.agent.regular import read_regular
 from elasticrl.core.evidence import Call
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
@@ -142,7 +143,7 @@ def _answer(file: Path, token: str) -> Mapping[str, object] | None:
     try:
         if file.stat().st_size > LARGEST:
             return None
-        answer = parsed(file.read_bytes())
+        answer = parsed(read_regular(file))
     except (OSError, ValueError):
         return None
     return answer if isinstance(answer, dict) and str(answer.get("token", "")) >= token else None

@@ -13,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from elasticrl.agent.regular import regular_handle
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.value import dataclass
 
@@ -40,7 +41,7 @@ class Growing:
     def open(self, *, begin: bool) -> None:
         """From its beginning, or from where it ends now. One that is not there yet will be read from its beginning."""
         try:
-            self.stream = FileIO(self.path)
+            self.stream = FileIO(regular_handle(self.path))
         except OSError:
             return
         self.identity = _identity(os.fstat(self.stream.fileno()))

@@ -17,6 +17,7 @@ from stat import S_ISREG
 from sys import intern
 from typing import Any, Final, TypeVar
 
+from elasticrl.agent.regular import open_regular_text, read_regular
 from elasticrl.core.parsed import parsed
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
@@ -162,7 +163,7 @@ def _sort(path: Path, into: _Gathered) -> None:
         if status.st_size > BIGGEST:
             into.unread.append(f"{path.name}: over {BIGGEST // 2**20} MiB; read it by parts")
             return
-        with path.open(encoding="utf-8", errors="replace") as stream:
+        with open_regular_text(path) as stream:
             objects = _objects(stream)
             first = list(islice(objects, LOOKED_AT))
             if any("event" in line and "at" in line for line in first):
@@ -192,7 +193,7 @@ def _words(
             spoken.add(pair)
         # None of the trainer's events: what it printed for people.
         if spoken.seen == before and ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
-            with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+            with suppress(OSError), open_regular_text(path) as stream:
                 for pair in printed(stream, int(attempt[1])):
                     spoken.add(pair)
     histories = {path: Thin[Note](lambda told: told.step) for path in notes}
@@ -206,7 +207,7 @@ def _each(paths: Iterable[Path], of: Callable[[Mapping[str, Any]], Row | None], 
     """What the lines of these files say, one after the other."""
     for path in paths:
         try:
-            with path.open(encoding="utf-8", errors="replace") as stream:
+            with open_regular_text(path) as stream:
                 yield from filter(None, map(of, _objects(stream)))
         except OSError as error:
             unread.append(f"{path.name}: {error.strerror}")
@@ -246,7 +247,7 @@ def _job_of_state(home: Path) -> str:
     """Which job the newest checkpoint there names; "" if there is none."""
     for path in sorted(home.glob(f"*/{MANIFEST}"), reverse=True):
         with suppress(StateError, OSError):
-            return Manifest.decode(path.read_bytes(), str(path)).facts.job
+            return Manifest.decode(read_regular(path), str(path)).facts.job
     return ""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticrl.agent.owned import made_closed
+from elasticrl.agent.regular import read_regular
 from elasticrl.core.words import count
 from elasticrl.runtime.bits import Bits, difference
 from elasticrl.runtime.data.ledger import SUFFIX, decode, encode, files_of
@@ -231,7 +232,7 @@ def compare(ours: History, theirs: History) -> Comparison:
 
 
 def _read_file(path: Path, found: _Read) -> None:
-    lines = path.read_bytes().split(b"\n")
+    lines = read_regular(path).split(b"\n")
     for number, text in enumerate(lines, 1):
         body = decode(text) if text else {}
         match body:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from elasticrl.agent.regular import open_regular_text
 from elasticrl.core import events, evidence, model, pairs, policy, settings, state, suspect, verdict
 from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
@@ -208,7 +209,7 @@ def replay(path: Path) -> Iterator[Replayed]:
     """Decide every step of a trace file again. A line that a killed daemon wrote half ends it."""
     present: State | None = None
     seen = View()  # the last one: what the next does not say is as it was
-    with path.open(encoding="utf-8") as lines:
+    with open_regular_text(path) as lines:
         for number, text in enumerate(lines, 1):
             try:
                 line = parsed(text)

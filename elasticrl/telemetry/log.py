@@ -66,6 +66,15 @@ def named(names: Callable[[], Mapping[str, object]]) -> Processor:
     return name
 
 
+def shown(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """On a terminal without what would steer it: a worker's own words may have anything in them."""
+    return {name: _plain(value) if isinstance(value, str) else value for name, value in line.items()}
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "?" for c in text)
+
+
 class Lines:
     """structlog's last link: lines to a stream that may take nothing for a while. Then they are dropped, and nobody dies of it.
 
@@ -136,6 +145,7 @@ def set_up(
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             structlog.processors.format_exc_info,
             *([tap] if tap else []),
+            *([shown] if pretty else []),
             structlog.dev.ConsoleRenderer(timestamp_key="at")
             if pretty
             else structlog.processors.JSONRenderer(default=str),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.config import read
+from elasticrl.config.load import MANY as TOLD
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Facts, Fault
 from elasticrl.diagnose import logs
@@ -96,3 +98,20 @@ def test_a_worker_that_prints_faults_without_end_costs_its_daemon_little_and_its
     tail.close()
     assert len(found) < 2 * MANY + 3 * PIECE // len(DENSE["memory"])
     assert any("the end" in fact.line and fact.line_no == path.read_bytes().count(b"\n") - 10 for fact in found)
+
+
+def test_a_configuration_of_strange_keys_is_refused_in_time_that_hardly_grows_with_their_number(tmp_path: Path) -> None:
+    sample = (Path(__file__).parents[2] / "configs" / "one-machine.yaml").read_text()
+
+    def work(count: int) -> Callable[[], object]:
+        path = tmp_path / f"{count}.yaml"
+        path.write_text(sample + "".join(f"strange_key_{i}: {i}\n" for i in range(count)))
+        return lambda: read(path)
+
+    assert grows(work, 500) < 9
+    loaded = read(tmp_path / "2000.yaml")
+    assert loaded.tree is None
+    assert len(loaded.findings) == TOLD + 1, (
+        "reading takes the same for all; to guess what each was meant to be does not"
+    )
+    assert "1900 more keys from here on are none" in str(loaded.findings[-1])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from elasticrl.agent.owned import made_closed
+from elasticrl.agent.regular import open_regular, read_regular
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, FileEntry, parse_name
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import CheckpointStorage
@@ -158,7 +159,7 @@ class Local:
     def staged(self, name: str, file: str) -> bytes | None:
         """What another writer has put there, if it is whole."""
         with suppress(FileNotFoundError):
-            return (self.root / f"{STAGING}{name}" / file).read_bytes()
+            return read_regular(self.root / f"{STAGING}{name}" / file)
         return None
 
     def unstage(self, name: str, file: str) -> None:
@@ -182,17 +183,17 @@ class Local:
 
     def read(self, name: str, file: str) -> bytes:
         """A whole small file."""
-        return (self.root / name / file).read_bytes()
+        return read_regular(self.root / name / file)
 
     def digest(self, name: str, file: str) -> tuple[int, str]:
         """Read, not mapped: a bad sector is then an error and not a SIGBUS."""
-        with (self.root / name / file).open("rb") as raw:
+        with open_regular(self.root / name / file) as raw:
             found = hashlib.file_digest(raw, "sha256").hexdigest()
             return raw.tell(), found
 
     def buffer(self, name: str, file: str) -> Any:
         """A large file, mapped; writable in memory only, because tensors want that."""
-        with (self.root / name / file).open("rb") as raw:
+        with open_regular(self.root / name / file) as raw:
             size = os.fstat(raw.fileno()).st_size
             return mmap.mmap(raw.fileno(), size, access=mmap.ACCESS_COPY) if size else bytearray()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticrl.agent.regular import read_regular
 from elasticrl.core.words import count
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import FOLDER, Record, decode, files_of
@@ -156,7 +157,7 @@ def _read(run_dir: Path) -> _Read:
     noted = {path: path.stat().st_size for path in files_of(run_dir, FOLDER)}
     # Listed again: who came in between may have written some of a step that these sizes hold the rest of.
     for path in files_of(run_dir, FOLDER):
-        lines, size, end = path.read_bytes().split(b"\n"), noted.get(path, 0), 0
+        lines, size, end = read_regular(path).split(b"\n"), noted.get(path, 0), 0
         found.here.add(path.stem.rsplit("-", 2)[0])  # NODE-WRITER-LIFE
         for number, line in enumerate(lines, 1):
             if not line:
