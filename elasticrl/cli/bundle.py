@@ -24,6 +24,7 @@ import typer
 from elasticrl.agent.owned import strange
 from elasticrl.agent.regular import open_regular, read_regular
 from elasticrl.cli.options import Config
+from elasticrl.config.veil import HIDDEN, NAMED, veiled
 from elasticrl.core.parsed import parsed
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 JOURNAL: Final = 20_000  # lines of systemd's
 JOURNAL_S: Final = 30.0  # for them to be found
-HIDDEN: Final = "[removed]"
 PART: Final = 8 * 1024 * 1024  # bytes of a file; of a longer one, the beginning and the end
 WHOLE: Final = 256 * 1024 * 1024  # bytes of all
 LEAST: Final = 4  # letters of a secret that is looked for by value: a shorter one would blacken half the log
@@ -39,25 +39,6 @@ LEAST: Final = 4  # letters of a secret that is looked for by value: a shorter o
 LOGS: Final = ("*.log", "*.log.*", "steps*.jsonl", "attempt_*/*.log*", "warm/*.log")
 OURS: Final = ("state", "logs")  # folders of the configured job, in the tar
 STATE: Final = ("trace/*.jsonl", "incidents/*.json")
-WORDS: Final = (
-    r"(?:pass(?:word|wd)?|secret|token(?!i)|api[_-]?key|access[_-]?key|private[_-]?key|credential|authorization)"
-)
-#: What a secret looks like. None goes back from where it looks: a log's line may be one word of a megabyte.
-LOOKS: Final = (
-    re.compile(
-        rf"((?<![\w.-])(?=[\w.-]*?{WORDS})[\w.-]++\\*[\"']?\s*[=:]\s*\\*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&\\]{{3,}})",
-        re.IGNORECASE,
-    ),
-    re.compile(r"(authorization\\*[\"']?\s*[=:]\s*\\*[\"']?)([^\s\"'\\]+ [^\"'\\\r\n]{3,})", re.IGNORECASE),  # of any scheme
-    re.compile(  # of a program's words: "--hf-token", "..."
-        rf"(--[\w-]{{0,40}}?{WORDS}[\w-]{{0,40}}+(?:\\*[\"'])?,?\s+\\*[\"']?)(?!--)([^\s\"',;\\]{{3,}})", re.IGNORECASE
-    ),
-    re.compile(r"(://[^\s/:@]++:)([^\s/]+)(?=@)"),  # a password in an address, which may have an @ itself
-    re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
-    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL),
-)  # fmt: skip
-PLAIN: Final = re.compile(r"^(?:null|none|true|false|\d{1,6}|\*+|\[removed\]|set|unset)$", re.IGNORECASE)  # no secret
-NAMED: Final = re.compile(WORDS, re.IGNORECASE)
 #: Where daemons and agents write their keys down, in a node's runtime directory: as a whole file, or as that field of one.
 KEYS: Final = {"vault.key": "", "rollout.key": "", "rollouts.json": "key", "echo.json": "secret"}
 Folders = Annotated[
@@ -153,15 +134,9 @@ class Veil:
         if self._known is not None:
             text, count = self._known.subn(HIDDEN, text)
             self.removed += count
-        for look in LOOKS:
-            text = look.sub(self._hide, text)
+        text, count = veiled(text)
+        self.removed += count
         return text
-
-    def _hide(self, match: re.Match[str]) -> str:
-        if PLAIN.match(match[2]):
-            return match[0]
-        self.removed += 1
-        return match[1] + HIDDEN
 
 
 def written(secret: str) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from typing import Literal, TypeVar
 
 from elasticrl.config.relations import RELATIONS
 from elasticrl.config.section import Section, key_of
+from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, leaf, values
+from elasticrl.config.veil import shown_of
 from elasticrl.core.value import dataclass
 
 When = Literal["live", "restart", "never"]
@@ -98,10 +100,14 @@ def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
     """All keys that differ between two trees, in the order of the schema."""
     before, after = values(old), values(new)
     return tuple(
-        Change(key=key, old=leaf(key).render(before.get(key)), new=leaf(key).render(after.get(key)), when=when(key))
+        Change(key=key, old=_shown(key, before.get(key)), new=_shown(key, after.get(key)), when=when(key))
         for key in dict.fromkeys((*before, *after))
         if before.get(key) != after.get(key)
     )
+
+
+def _shown(key: str, value: object) -> str:
+    return flow(shown_of(leaf(key).plain(value)))
 
 
 def taken_up(old: Tree, new: Tree) -> Tree:

@@ -17,6 +17,7 @@ from elasticrl.config.section import Leaf, extra_leaf, leaves, open_sections, se
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
 from elasticrl.config.tree import leaf as leaf_at
+from elasticrl.config.veil import shown_of
 
 
 def show(tree: Tree, origins: Mapping[str, Origin]) -> str:
@@ -47,10 +48,10 @@ def _entries(tree: Tree, origins: Mapping[str, Origin]) -> Iterator[tuple[Leaf, 
     for key, value in values(tree).items():
         leaf = leaf_at(key)
         if leaf.mapping and isinstance(value, Mapping) and value:
-            for name, text in sorted(value.items()):
+            for name, text in sorted(shown_of(value).items()):
                 yield leaf, name, text, origins.get(f"{key}.{name}", DEFAULT)
         else:
-            yield leaf, "", leaf.plain(value), origins.get(key, DEFAULT)
+            yield leaf, "", shown_of(leaf.plain(value)), origins.get(key, DEFAULT)
 
 
 def json_schema() -> str:

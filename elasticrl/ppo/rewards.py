@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 MAX_REPLY = 64 << 20
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 REASON = 500  # bytes of a reply that refuses, to be told
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 SIGN_S = 0.5  # between signs that this worker waits: two are well within `timeouts.floor`
@@ -270,11 +271,14 @@ class Endpoint:
         left = max(ends - time.monotonic(), 0.001)
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked by config
         try:
-            with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
+            with _opener().open(request, timeout=min(self.timeout_s, left)) as reply:
                 text = self._read(reply, ends)
         except urllib.error.HTTPError as error:
             with error:  # it holds the connection, and would for as long as somebody remembers the error
                 said = _said(error)
+            if error.code in REDIRECTS:
+                to = str(error.headers.get("Location", "nowhere"))[:REASON]
+                said = f"it redirects to {to!r}, and redirects are not followed: name the address itself in reward.url"
             kind = Busy if error.code == 429 or error.code >= 500 else Refusal
             raise kind(f"HTTP {error.code} {error.reason}: {said}") from None
         except http.client.HTTPException as error:  # no OSError, though it is the connection that ended early
@@ -298,6 +302,18 @@ class Endpoint:
         if length is not None and len(text) < length:
             raise ConnectionError(f"its reply was cut short after {len(text)} of {length} bytes")
         return text
+
+
+class _Unfollowed(urllib.request.HTTPRedirectHandler):
+    """Who answers may not choose what else this node asks: its metadata server, or what listens on its loopback."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None."""
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Unfollowed)
 
 
 def _seldom(waits: Callable[[], None]) -> Callable[[], None]:

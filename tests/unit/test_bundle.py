@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elasticrl.cli import bundle
-from elasticrl.cli.bundle import HIDDEN, PART, Veil, keys_in, shortened
+from elasticrl.cli.bundle import PART, Veil, keys_in, shortened
 from elasticrl.cli.main import build
+from elasticrl.config.veil import HIDDEN
 
 PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
 

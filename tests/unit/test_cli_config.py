@@ -215,3 +215,19 @@ print(early, late, file=sys.stderr)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     # pydantic itself is imported by typer as soon as a verb runs; that is not ours to avoid.
     assert done.stderr == "[] []\n"
+
+
+def test_show_and_diff_hide_what_looks_like_a_secret(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    for path, secret in ((old, "first-secret-1"), (new, "other-secret-2")):
+        env = f"{{HF_TOKEN: {secret}, NCCL_DEBUG: WARN, PLAIN: hf_abcdefghijklmnopqrstuvwxyz}}"
+        path.write_text(
+            f"job: {{name: demo, program: train.py, args: [--api-key, {secret}, --steps, 3]}}\nstore: {{embedded: true}}\n"
+            f"lanes: {{count: 8}}\nmembership: {{min_nodes: 1}}\nagent: {{env: {env}}}\n"
+        )
+    for arguments in (["show", old], ["show", "--json", old], ["diff", old, new]):
+        said = elasticrl("config", *arguments)
+        assert "[removed]" in said.stdout, said.stderr
+        assert "secret-" not in said.stdout, arguments
+        assert "hf_abc" not in said.stdout
+    assert "NCCL_DEBUG: WARN" in elasticrl("config", "show", old).stdout
