@@ -177,6 +177,8 @@ def parse(line: bytes) -> Mapping[str, Any]:
         raise Refused("a question is one JSON object on one line") from None
     if not isinstance(question, dict) or not isinstance(question.get("verb"), str):
         raise Refused('a question is a JSON object with a "verb"')
+    if not isinstance(question.get("node"), str | None):
+        raise Refused('"node" is the name of one')
     if question.get("v") != VERSION:
         raise Refused(
             f"this daemon speaks version {VERSION}, the question is of version {question.get('v')!r}: update the older one"

@@ -8,7 +8,7 @@ whole or not at all, and the oldest go when there are too many.
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +25,8 @@ from elasticrl.diagnose.report import TITLES, WIDTH
 VERSION: Final = 1
 KEPT: Final = 500  # files of one node; the oldest go
 FACTS: Final = 200  # pieces of evidence in a file
+MADE: Final = frozenset({"kind", "sign", "ranks", "calls"})  # fields of a fact that are more than a number or a word
+WORDS: Final = frozenset({"node", "op", "group", "peer", "detail", "at", "clock", "line", "source"})
 MOMENTS: Final = 200  # events in a file
 
 #: Events that belong into the story, and how they are told. `{name}` is a field of the event.
@@ -272,32 +274,53 @@ def load(path: Path) -> Incident:
         if plain["v"] != VERSION:
             raise Unreadable(f"{path} has version {plain['v']!r}, this elasticrl reads {VERSION}")
         evidence = tuple(_fact(raw) for raw in plain["evidence"])
+        datetime.fromisoformat(str(plain["began"])).timestamp()  # else it cannot be put in order
         return Incident(
             id=str(plain["id"]), job=str(plain["job"]), node=str(plain["node"]), began=str(plain["began"]),
             ended=str(plain["ended"]), generation=int(plain["generation"]), verdict=_verdict(plain["verdict"], evidence),
-            evidence=evidence, timeline=tuple(Moment(**raw) for raw in plain["timeline"]),
-            actions=tuple(map(str, plain["actions"])), steps=plain["cost"]["steps"], seconds=plain["cost"]["seconds"],
+            evidence=evidence, timeline=tuple(map(_moment, plain["timeline"])),
+            actions=tuple(map(str, plain["actions"])), steps=_typed(int, plain["cost"]["steps"]),
+            seconds=_typed(float, plain["cost"]["seconds"]),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, Unreadable):
             raise
         raise Unreadable(f"{path} is no incident ({type(error).__name__}: {error}); remove it") from None
 
 
+def _moment(plain: Mapping[str, Any]) -> Moment:
+    return Moment(**{name: str(said) for name, said in plain.items()})
+
+
 def _fact(plain: Mapping[str, Any]) -> Evidence:
-    known = {field.name: plain[field.name] for field in fields(Evidence) if field.name in plain}
-    calls = tuple(Call(seq=seq, what=what, numel=numel) for seq, what, numel in known.get("calls", ()))
-    typed = {"kind": Kind(known["kind"]), "sign": Sign(known["sign"]), "ranks": tuple(known["ranks"]), "calls": calls}
-    return Evidence(**{**known, **typed})
+    names = [field.name for field in fields(Evidence) if field.name in plain]
+    known = {
+        name: _typed(float if name == "when" else str if name in WORDS else int, plain[name])
+        for name in names
+        if name not in MADE
+    }
+    return Evidence(
+        kind=Kind(plain["kind"]), sign=Sign(plain["sign"]), ranks=tuple(map(int, plain["ranks"])),
+        calls=tuple(
+            Call(seq=int(seq), what=str(what), numel=_typed(int, numel)) for seq, what, numel in plain.get("calls", ())
+        ),
+        **known,
+    )  # fmt: skip
+
+
+def _typed(kind: Callable[[Any], Any], value: Any) -> Any:
+    """What a file gives as what it must be: who reads it counts on that."""
+    return None if value is None else kind(value)
 
 
 def _verdict(plain: Mapping[str, Any], evidence: Sequence[Evidence]) -> Verdict:
     """Its grounds were written as sentences; those facts that are still there are found by theirs."""
     said = {str(fact): fact for fact in evidence}
     return Verdict(
-        fault=Fault(plain["class"]), ranks=tuple(plain["culprit"]["ranks"]), nodes=tuple(plain["culprit"]["nodes"]),
+        fault=Fault(plain["class"]), ranks=tuple(map(int, plain["culprit"]["ranks"])),
+        nodes=tuple(map(str, plain["culprit"]["nodes"])),
         cause=str(plain["cause"]), confidence=Confidence(plain["confidence"]), remedy=str(plain["remedy"]),
-        because=tuple(said[text] for text in plain["because"] if text in said), against=tuple(plain["against"]),
+        because=tuple(said[text] for text in plain["because"] if text in said), against=tuple(map(str, plain["against"])),
     )  # fmt: skip
 
 

@@ -215,20 +215,25 @@ def replay(path: Path) -> Iterator[Replayed]:
                 line = parsed(text)
             except ValueError:
                 return
-            if "state" in line:
-                if line.get("v") != FORMAT:
-                    raise Unreadable(f"{path}:{number}: trace format {line.get('v')!r}, this elasticrl reads {FORMAT}")
-                present = decode(line["state"])
-                seen = present.view
-                continue
-            if present is None:
-                raise Unreadable(f"{path}:{number}: a trace begins with a state; is this a trace?")
-            event = decode(line["event"])
-            if isinstance(event, Seen):
-                seen = whole(seen, event.view, line)
-                event = replace(event, view=seen)
+            try:
+                if "state" in line:
+                    if line.get("v") != FORMAT:
+                        raise Unreadable(
+                            f"{path}:{number}: trace format {line.get('v')!r}, this elasticrl reads {FORMAT}"
+                        )
+                    present = decode(line["state"])
+                    seen = present.view
+                    continue
+                if present is None:
+                    raise Unreadable(f"{path}:{number}: a trace begins with a state; is this a trace?")
+                event, written = decode(line["event"]), decode(line["actions"])
+                if isinstance(event, Seen):
+                    seen = whole(seen, event.view, line)
+                    event = replace(event, view=seen)
+            except (TypeError, LookupError, AttributeError) as error:
+                raise Unreadable(f"{path}:{number}: this is no line of a trace ({error!r}); is this a trace?") from None
             decision = step(present, event)
-            yield Replayed(event=event, decision=decision, written=decode(line["actions"]))
+            yield Replayed(event=event, decision=decision, written=written)
             present = decision.state
 
 

@@ -60,6 +60,8 @@ def endpoint():
             scores = [float(len(a["response"])) for a in body["answers"]]
             payload = (json.dumps({"scores": scores}) if text is None else text).encode()
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", text)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
@@ -342,3 +344,44 @@ def test_all_that_is_asked_in_a_stage_has_one_deadline(endpoint):
 def test_scores_reach_the_rewards_as_numbers():
     mask = torch.ones(1, 4, dtype=torch.bool)
     assert rewards.placed([2.5], mask).tolist() == [[0, 0, 0, 2.5]]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_and_is_told(endpoint, status):
+    """Found from outside: an endpoint sent the workers to a metadata server on the loopback, and they read it."""
+    url, replies, asked = endpoint
+    inner_asked = []
+
+    class Inner(BaseHTTPRequestHandler):
+        def do_GET(self):
+            inner_asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"scores": [1.0]}')
+
+        do_POST = do_GET  # noqa: N815 - the name that it is called by
+
+        def log_message(self, *_):
+            pass
+
+    inner = ThreadingHTTPServer(("127.0.0.1", 0), Inner)
+    threading.Thread(target=inner.serve_forever, daemon=True).start()
+    try:
+        replies.append((status, f"http://127.0.0.1:{inner.server_port}/latest/meta-data/"))
+        with pytest.raises(RewardError, match=r"redirects to .*meta-data.*reward.url"):
+            Endpoint(url=url).score([answer(0)])
+        assert inner_asked == []
+        assert len(asked) == 1, "it will not heal"
+    finally:
+        inner.shutdown()
+        inner.server_close()
+
+
+@pytest.mark.parametrize(
+    "reply", ["[" * 200_000, '{"scores": [1' + "0" * 400 + "]}", '{"scores": [1e999]}', '{"scores": {"a": 1}}']
+)
+def test_a_reply_that_no_reader_can_bear_is_an_error_of_the_reward(endpoint, reply):
+    url, replies, _ = endpoint
+    replies.append((200, reply))
+    with pytest.raises(RewardError):
+        Endpoint(url=url).score([answer(0)])

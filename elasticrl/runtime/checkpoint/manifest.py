@@ -55,6 +55,17 @@ class Facts:
     isa: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Facts":
+        """The reverse of `asdict`."""
+        versions = {str(name): str(version) for name, version in row.get("versions", {}).items()}
+        plain = {
+            name: (int if name in {"lanes", "batch", "threads"} else str)(row[name])
+            for name in row
+            if name != "versions"
+        }
+        return cls(**plain, versions=versions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
@@ -65,6 +76,17 @@ class FileEntry:
     sha256: str
     shard: int | None = None
     node: str = ""  # who wrote it
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "FileEntry":
+        """The reverse of `asdict`. No name leads out of the checkpoint."""
+        name, shard = str(row["name"]), row.get("shard")
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+            raise ValueError(f"{name!r} is no file of a checkpoint")
+        return cls(
+            name=name, nbytes=int(row["nbytes"]), sha256=str(row["sha256"]), shard=None if shard is None else int(shard),
+            node=str(row.get("node", "")),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +139,11 @@ class ShardTable:
             return cls(
                 shard=int(body["shard"]),
                 node=str(body["node"]),
-                data=FileEntry(**body["data"]),
+                data=FileEntry.from_json(body["data"]),
                 rows=tuple(Row.from_json(row) for row in body["rows"]),
                 values=body["values"],
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
 
 
@@ -190,16 +212,16 @@ class Manifest:
                 version=Version(int(body["step"]), int(body["update"])),
                 generation=int(body["generation"]),
                 world=int(body["world"]),
-                parent=body["parent"],
-                facts=Facts(**body["facts"]),
-                contents=body["contents"],
+                parent=None if body["parent"] is None else str(body["parent"]),
+                facts=Facts.from_json(body["facts"]),
+                contents={str(part): int(nbytes) for part, nbytes in body["contents"].items()},
                 lineage=lineage_from_json(body["lineage"]),
                 written=str(body["written"]),
                 own=None if body.get("own") is None else tuple(map(int, body["own"])),
                 nodes=tuple(map(str, body.get("nodes", ()))),
-                files=tuple(FileEntry(**file) for file in body["files"]),
+                files=tuple(map(FileEntry.from_json, body["files"])),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a manifest as this version writes it: {error!r}") from error
 
 

@@ -7,9 +7,10 @@ A run may go on while its ledger is read, file by file. So the sizes of all file
 judged ends with the newest step that had been begun by then. Each step before it is whole in all files whenever they are read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elasticrl.agent.regular import read_regular
 from elasticrl.core.words import count
@@ -78,6 +79,9 @@ class Audit:
         return (sentence,)
 
 
+MOST = 1_000  # samples for each that there is: more are not looked for one by one
+
+
 @dataclass(slots=True)
 class _Read:
     """All files of a ledger."""
@@ -120,6 +124,11 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         counted = [r for r in counted if r.version <= through]
     duplicates, used = _uses(counted)
     last = max(used, default=first - 1)
+    if _strange(counted, segments, last - first + 1):
+        raise DataError(
+            f"The ledger in {run_dir / FOLDER} has {len(counted)} records, up to step {last}: "
+            "no run has written so few of so many."
+        )
     if segments[-1].walk.size is None:
         expected = _expected_of_stream(segments[0], used, last)
     else:
@@ -169,16 +178,34 @@ def _read(run_dir: Path) -> _Read:
                     found.torn += 1
                 else:
                     found.problems.append(f"line {number} of {path.name} was changed")
-            elif "record" in body:
-                _add(found, Record.from_json(body["record"]), late=end > size)
-            elif end <= size:
-                generation = int(body["generation"])
-                found.lineages[generation] = lineage_from_json(body["lineage"])
-                found.segments[generation] = tuple(Segment.from_json(row) for row in body["segments"])
-                found.nodes[generation] = tuple(map(str, body.get("nodes", ())))
+                continue
+            try:
+                _take(found, body, late=end > size)
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+                found.problems.append(f"line {number} of {path.name} is not as this version writes it")
     if not found.lineages:
         raise DataError(f"There is no ledger in {run_dir / FOLDER}: is this the run's directory?")
     return found
+
+
+def _strange(counted: Sequence[Record], segments: Sequence[Segment], steps: int) -> bool:
+    """Whether it speaks of so many more samples than it has that to count them would take for ever."""
+    most = MOST * (MOST + sum(len(record.ids) for record in counted))
+    step = max(each.walk.batch * each.walk.draws * each.walk.turns for each in segments)
+    stream = segments[-1].walk.size is None
+    return steps * step > most or (stream and any(id_.index > most for record in counted for id_ in record.ids))
+
+
+def _take(found: _Read, body: Mapping[str, Any], *, late: bool) -> None:
+    """A whole line; ValueError and the like for one that no writer of ours has written."""
+    if "record" in body:
+        _add(found, Record.from_json(body["record"]), late=late)
+    elif not late:
+        generation = int(body["generation"])
+        lineage = lineage_from_json(body["lineage"])
+        segments = tuple(Segment.from_json(row) for row in body["segments"])
+        nodes = tuple(map(str, body.get("nodes", ())))
+        found.lineages[generation], found.segments[generation], found.nodes[generation] = lineage, segments, nodes
 
 
 def _add(found: _Read, record: Record, *, late: bool) -> None:

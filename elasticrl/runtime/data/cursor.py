@@ -18,6 +18,7 @@ from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 
 _MASK = (1 << 64) - 1
 ROUNDS = 6
+LARGEST = 1 << 24  # samples of a step, all turns together
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,9 +81,12 @@ class Segment:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Segment":
         """The reverse of `to_json`."""
-        return cls(
-            first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=Walk(**row["walk"])
-        )
+        walk = Walk(**row["walk"])
+        numbers = (walk.lanes, walk.per_lane, walk.draws, walk.turns, *((walk.size,) if walk.size is not None else ()))
+        used = walk.batch * walk.draws * walk.turns if all(type(number) is int for number in numbers) else 0
+        if min(numbers) < 1 or not 1 <= used <= LARGEST or (walk.size is not None and walk.usable < 1):
+            raise ValueError(f"no cursor walks so: {walk}")
+        return cls(first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk)
 
     def sample(self, number: int) -> SampleId:
         """The sample at `number` places after the segment's beginning."""
