@@ -6,13 +6,14 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full chaos race etcd34 vllm vllm-full lint types system clean install-systemd
+.PHONY: help setup run test check full fuzz chaos race etcd34 vllm vllm-full lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
 	@echo "make test   set up and run all tests (about 21 to 25 minutes on a quiet machine with 2 cores, up to 40 on a busy one)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
+	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
@@ -37,7 +38,7 @@ system:
 	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4 && command -v cc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs gcc libc6-dev >/dev/null; }
 
-COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
+COMPUTES := tests/unit tests/fuzz tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
 # Files that are mostly waiting, the longest first: a short one then ends the stage, and not a long one.
@@ -64,6 +65,12 @@ full: setup system lint types
 	$(MAKE) etcd34
 	$(MAKE) vllm-full
 	$(BIN)/python -m chaos.run sim --seeds 2000
+
+# Hostile input for all that reads what others wrote. `make test` has the same few examples each time; here they are fresh ones.
+fuzz: MINUTES = 60
+fuzz: setup
+	end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
+	  ELASTICRL_FUZZ_EXAMPLES=500 $(BIN)/python -m pytest -n auto --timeout 3600 tests/fuzz || exit 1; done
 
 SEED ?= 0
 MINUTES ?= 30

@@ -7,9 +7,9 @@ without waiting, and looked at when it is open: a look before that would be of a
 import errno
 import os
 import stat
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO, Final, TextIO
+from typing import Final, TextIO
 
 LARGEST: Final = 1 << 30  # bytes that are read at once
 
@@ -23,9 +23,9 @@ def regular_handle(path: Path) -> int:
     return found
 
 
-def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The same as a stream of bytes."""
-    return os.fdopen(regular_handle(path), "rb", buffering)
+    return os.fdopen(regular_handle(path), "rb")
 
 
 def read_regular(path: Path) -> bytes:

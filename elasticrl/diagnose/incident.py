@@ -278,7 +278,7 @@ def load(path: Path) -> Incident:
         return Incident(
             id=str(plain["id"]), job=str(plain["job"]), node=str(plain["node"]), began=str(plain["began"]),
             ended=str(plain["ended"]), generation=int(plain["generation"]), verdict=_verdict(plain["verdict"], evidence),
-            evidence=evidence, timeline=tuple(map(_moment, plain["timeline"])),
+            evidence=evidence, timeline=tuple(map(_read_moment, plain["timeline"])),
             actions=tuple(map(str, plain["actions"])), steps=_typed(int, plain["cost"]["steps"]),
             seconds=_typed(float, plain["cost"]["seconds"]),
         )  # fmt: skip
@@ -288,7 +288,7 @@ def load(path: Path) -> Incident:
         raise Unreadable(f"{path} is no incident ({type(error).__name__}: {error}); remove it") from None
 
 
-def _moment(plain: Mapping[str, Any]) -> Moment:
+def _read_moment(plain: Mapping[str, Any]) -> Moment:
     return Moment(**{name: str(said) for name, said in plain.items()})
 
 

@@ -190,7 +190,8 @@ def test_the_page_answers_every_request(several: list[bytes], token: str | None)
 PLAN = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=ME, born=1),))
 GOOD: dict[str, object] = {
     keys.PLAN: PLAN, keys.COMMIT: Commit(step=6, generation=2), keys.LEADER: ME,
-    keys.member_key("n00"): Record(member=ME, step=7), keys.quarantine_key("n01"): Quarantine(member=Member(node="n01", incarnation=1), reason="x"), keys.drain_key("n00"): ME,
+    keys.member_key("n00"): Record(member=ME, step=7), keys.drain_key("n00"): ME,
+    keys.quarantine_key("n01"): Quarantine(member=Member(node="n01", incarnation=1), reason="x"),
     keys.rollout_key("r0"): Rollout(member=Member(node="r0", incarnation=1)),
 }  # fmt: skip
 good = st.sampled_from(sorted(GOOD)).flatmap(
