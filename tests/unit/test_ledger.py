@@ -3,12 +3,13 @@
 import os
 import random
 import signal
-import threading
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,23 +135,20 @@ def test_a_step_that_was_under_way_does_not_count_as_missing_unless_it_was_commi
 def audited_while(root: Path, goes_on: Callable[[], None]) -> Audit:
     """Audits while a run goes on: w0's file has been read by then, and that of w1 is still to be read.
 
-    Between them lies a pipe. Whoever reads it waits for its writer, who lets the run go on first.
+    Python itself says when that is opened.
     """
-    between = root / FOLDER / "w0-zz.jsonl"
-    os.mkfifo(between)
+    waiting = [goes_on]
 
-    def write() -> None:
-        with between.open("wb"):  # returns when the audit has come to it
-            goes_on()
+    def opening(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and waiting and str(arguments[0]).startswith(f"{root / FOLDER / 'w1-'}"):
+            waiting.pop()()
 
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
+    sys.addaudithook(opening)  # for good: it does nothing any more once the run has gone on
     try:
         found = audit(root)
-        writer.join(timeout=10)
-        assert not writer.is_alive(), "the run has not gone on"
+        assert not waiting, "the run has not gone on"
     finally:
-        between.unlink()
+        waiting.clear()
     return found
 
 
