@@ -80,7 +80,7 @@ def diagnose(
         typer.echo(plain(report.page(verdict, reading), keep="\n"))
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     """A line of it. It quotes nodes, programs and logs."""
     typer.echo(plain(text))
 
@@ -101,20 +101,20 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
         typer.echo(json.dumps(told, indent=2))
         return
     verdict = told["verdict"]
-    say(f"NOW      {told['said']}")
+    show(f"NOW      {told['said']}")
     if moved := told["moved"]:
-        say(f"MOVING   {rank_names(moved)} went on while this was asked")
-    say(f"PLAN     {told['reason']}")
+        show(f"MOVING   {rank_names(moved)} went on while this was asked")
+    show(f"PLAN     {told['reason']}")
     who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
     if verdict["class"] == "unknown":
-        say("VERDICT  nothing that is known speaks of a fault")
+        show("VERDICT  nothing that is known speaks of a fault")
     else:
-        say(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
-        say(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
-        say(f"DO       {verdict['remedy']}")
+        show(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
+        show(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
+        show(f"DO       {verdict['remedy']}")
     for fact in verdict["because"]:
-        say(f"  - {fact}")
+        show(f"  - {fact}")
     if lasting := told["if_it_lasts"]:
-        say(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
+        show(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
     if before := told["before"]:
-        say(f"BEFORE   {before['class']}: {before['cause']}")
+        show(f"BEFORE   {before['class']}: {before['cause']}")
