@@ -24,8 +24,8 @@ import typer
 from elasticrl.agent.owned import strange
 from elasticrl.agent.regular import open_regular, read_regular
 from elasticrl.cli.options import Config
-from elasticrl.config.veil import HIDDEN, NAMED, veiled
 from elasticrl.core.parsed import parsed
+from elasticrl.core.veil import HIDDEN, NAMED, veiled
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree

@@ -10,8 +10,8 @@ from elasticrl.config.relations import RELATIONS
 from elasticrl.config.section import Section, key_of
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, leaf, values
-from elasticrl.config.veil import shown_of
 from elasticrl.core.value import dataclass
+from elasticrl.core.veil import shown_of
 
 When = Literal["live", "restart", "never"]
 _S = TypeVar("_S", bound=Section)

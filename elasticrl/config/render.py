@@ -17,7 +17,7 @@ from elasticrl.config.section import Leaf, extra_leaf, leaves, open_sections, se
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
 from elasticrl.config.tree import leaf as leaf_at
-from elasticrl.config.veil import shown_of
+from elasticrl.core.veil import shown_of
 
 
 def show(tree: Tree, origins: Mapping[str, Origin]) -> str:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from elasticrl.cli import render
 from elasticrl.cli.lines import event_of, shown
 from elasticrl.config import read as read_config
-from elasticrl.config.veil import veiled
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
+from elasticrl.core.veil import veiled
 from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 from elasticrl.diagnose import incident, logs, report
 from elasticrl.report.read import read as read_run

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from elasticrl.cli import bundle
 from elasticrl.cli.bundle import PART, Veil, keys_in, shortened
 from elasticrl.cli.main import build
-from elasticrl.config.veil import HIDDEN
+from elasticrl.core.veil import HIDDEN
 
 PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
 

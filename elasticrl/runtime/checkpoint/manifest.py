@@ -59,7 +59,7 @@ class Facts:
     def from_json(cls, row: Mapping[str, Any]) -> "Facts":
         """The reverse of `asdict`."""
         versions = {str(name): str(version) for name, version in row.get("versions", {}).items()}
-        plain = {
+        plain: dict[str, Any] = {
             name: (int if name in {"lanes", "batch", "threads"} else str)(row[name])
             for name in row
             if name != "versions"
