@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrl.agent import wire
-from elasticrl.agent.datagram import BEAT, TIMED, seal
+from elasticrl.agent.datagram import BEAT, TIMED, Said, seal
 from elasticrl.cli import render
 from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rollout, Seat, View
 from elasticrl.core.settings import Membership
@@ -38,7 +38,14 @@ IDLE = Picture(
     job="j", state="TRAINING", generation=1, step=1, committed=1, nodes=1, known=1, needs=1, reason="<b>", here="", rows=(),
     advice=(),
 )  # fmt: skip
-BEATS = [seal(b"s" * 32, kind, Member(node="n01", incarnation=1), 7) for kind in (BEAT, TIMED)]
+BEATS = [
+    seal(
+        b"s" * 32,
+        Said(kind=kind, member=Member(node="n01", incarnation=1), number=7, session=1, address="127.0.0.1:9"),
+        ME.node,
+    )
+    for kind in (BEAT, TIMED)
+]
 GET = b"GET /?token=x HTTP/1.1\r\nHost: localhost\r\nCookie: elasticrl=x\r\n\r\n"
 FRAME = b"\x00\x00\x00\x02" + bytes(8) + b"{}"
 questions = st.one_of(
@@ -100,7 +107,7 @@ requests = st.one_of(anyone.flatmap(altered).map(text_of), changed(anyone.map(te
 def test_a_vault_lives_on_whatever_it_is_told(told: list[bytes], strangers: list[bytes]) -> None:
     async def script() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            place, key = Path(folder), b"k" * 32
+            place, key = Path(folder) / "own" / "vaults", b"k" * 32
             server = Server(
                 Options(job="j", node="n00", directory=place, listen="127.0.0.1:0", key=key, deadline_s=0.2)
             )
