@@ -88,8 +88,12 @@ def leaf(key: str) -> Leaf:
 
 def dumps(tree: Tree) -> str:
     """The tree as JSON that `loads` reads back to an equal tree, but for secrets, which are left out."""
+    return _dumped(values(tree))
+
+
+def _dumped(found: Mapping[str, object]) -> str:
     root: dict[str, object] = {}
-    for key, value in values(tree).items():
+    for key, value in found.items():
         if not leaf(key).secret:
             put(root, leaf(key).path, leaf(key).plain(value))
     return json.dumps(root, sort_keys=True, allow_nan=False)
@@ -101,8 +105,11 @@ def loads(text: str) -> Tree:
 
 
 def digest(tree: Tree) -> str:
-    """Names this configuration, secrets apart: the config hash of manifests."""
-    return hashlib.sha256(dumps(tree).encode()).hexdigest()
+    """Names this configuration, secrets apart: the config hash of manifests. Where the job runs is left out: a node's own keys
+    differ between nodes, and under Slurm between runs, and `elasticrl run` starts a store at another port each time.
+    """
+    lasting = {key: value for key, value in values(tree).items() if not key.startswith(("node.", "store."))}
+    return hashlib.sha256(_dumped(lasting).encode()).hexdigest()
 
 
 def put(root: dict[str, object], path: tuple[str, ...], value: object) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from elasticrl.config import Tree, changes, digest, dumps, read, render, to_core
 from elasticrl.config.changes import LIVE, NEVER, when
-from elasticrl.config.cluster import Job
+from elasticrl.config.cluster import Job, Node, Store
 from elasticrl.config.section import DURATION_MARK, SIZE_MARK, leaves, sections
 from elasticrl.config.tree import values
 from elasticrl.core import settings
@@ -190,6 +190,15 @@ def test_the_digest_names_the_configuration() -> None:
     other = Tree(job=Job(name="demo", seed=1))
     assert digest(DEMO) == digest(Tree(job=Job(name="demo"))) != digest(other)
     assert len(json.loads(dumps(DEMO))) == len(Tree.model_fields)
+
+
+def test_the_digest_is_the_same_on_all_nodes_and_in_all_runs_of_a_job() -> None:
+    elsewhere = Tree(
+        job=Job(name="demo"),
+        node=Node(name="n1", run_dir="/tmp/elasticrl-4711", beat_port=7461),
+        store=Store(endpoints=("http://10.0.0.9:2379",)),
+    )
+    assert digest(elsewhere) == digest(DEMO)
 
 
 def test_values_are_in_the_order_of_the_schema() -> None:
