@@ -73,6 +73,8 @@ MUTANTS: Final = (
     _m("a job is finished when its last step is committed", "intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a pause is heeded", "intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
     _m("a stop is heeded", "intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
+    _m("a stop of the run before is not obeyed", "intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),
+    _m("a leader who came after a stop waits for the dead to go", "intents", "if scene.older(scene.since) and scene.now < until:", "if False:", "stopped-as-all-lose-power"),
     _m("a plan resumes from the newest commit", "scene", "resume=self.view.committed,", "resume=self.plan.resume if self.plan else 0,", "agent-dies"),
     _m("a crash loop ends the job", "strikes", "if strike is None or strike.count < limit:", "if True:", "crash-loop"),
     _m("a death is seen, which is proof enough", "policy", "return verdict.confidence is Confidence.HIGH or (seen and", "return verdict.confidence is Confidence.HIGH or (False and", "a-death-is-for-a-person"),

@@ -41,6 +41,7 @@ class Node:
         self.clock = Clock(self.world, 1000 * chance.random(), 1 + 1e-4 * (chance.random() - 0.5))
         self.beat_phase = chance.random()
         self.incarnation = 0
+        self.since = 0
         self.powered = self.frozen = self.daemon_up = self.agent_up = False
         self.daemon_paused = False
         self.life = 0  # rises when the daemon starts or ends: what was on its way to an earlier one is lost
@@ -128,11 +129,13 @@ class Node:
         if not adopted:
             self.incarnation += 1
             self.lease = None
+            self.since = self.cluster.store.revision
         me = Member(node=self.name, incarnation=self.incarnation)
         self.life += 1
         self.daemon_up, self.daemon_paused = True, False
         self.answered, self.vault.serves = False, True  # what was held is found again
-        card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=self.cluster.bits_of(self.name))
+        bits = self.cluster.bits_of(self.name)
+        card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
         self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = -1

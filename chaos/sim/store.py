@@ -211,6 +211,8 @@ class Store:
         at = (self.shared.plan_revision, self.shared.commit_revision, self.shared.leader_revision)
         if at != (action.if_plan, action.if_commit, action.if_leader):
             return
+        if action.answers and self.shared.intent_revision != action.answers:
+            return
         now = self._world.now
         held = tuple(
             str(q.member)
@@ -226,7 +228,8 @@ class Store:
             held=held,
             lapsed_s=lapsed_s,
         )
-        self._share(plan=action.plan, plan_revision=self.revision + 1)
+        answered = {"intent": Intent.RUN, "intent_revision": self.revision + 1} if action.answers else {}
+        self._share(plan=action.plan, plan_revision=self.revision + 1, **answered)
         self._world.note(fact)
 
     def restore(self, action: events.Restore, by: Member) -> None:
@@ -240,6 +243,7 @@ class Store:
             plan_revision=next_one,
             intent=action.intent,
             intent_generation=action.intent_generation,
+            intent_revision=next_one,
             **committed,
         )
         paused_s = now - self.paused_at if self.paused_at is not None else 0.0
@@ -278,7 +282,8 @@ class Store:
         if verb in INTENTS:
             intent = INTENTS[verb]
             self.paused_at = self._world.now if intent is Intent.PAUSE else None
-            self._share(intent=intent, intent_generation=self.shared.generation)
+            at = {"intent_generation": self.shared.generation, "intent_revision": self.revision + 1}
+            self._share(intent=intent, **at)
         elif verb is Verb.ADMIT and node:
             self.drains.pop(node, None)
             gone = self.quarantines.pop(node, None)
@@ -406,6 +411,7 @@ class Store:
             leader_revision=shared.leader_revision,
             intent=shared.intent,
             intent_generation=shared.intent_generation,
+            intent_revision=shared.intent_revision,
             own=record[0] if record and record[0].member == watcher.member else None,
             look=shared.look,
             look_revision=shared.look_revision,

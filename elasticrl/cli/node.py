@@ -24,6 +24,7 @@ class Asked(NamedTuple):
     overrides: tuple[str, ...] = ()
     foreground: bool = False
     adopt: bool = False
+    again: bool = False
     parent: int = 0  # whose death is its own; 0: nobody's
 
 
@@ -31,7 +32,7 @@ def plain(arguments: Sequence[str]) -> Asked | None:
     """The arguments after the verb, if there is nothing to explain about them.
 
     >>> plain(["--config", "job.yaml", "node.name=n0"])
-    Asked(config=PosixPath('job.yaml'), overrides=('node.name=n0',), foreground=False, adopt=False, parent=0)
+    Asked(config=PosixPath('job.yaml'), overrides=('node.name=n0',), foreground=False, adopt=False, again=False, parent=0)
     >>> plain(["--config", "job.yaml", "--foregruond"])
     """
     config: list[str] = []
@@ -40,7 +41,7 @@ def plain(arguments: Sequence[str]) -> Asked | None:
     for word in words:
         if word in {"--config", "-c"}:
             config.append(next(words, "-"))
-        elif word in {"--foreground", "--adopt"}:
+        elif word in {"--foreground", "--adopt", "--again"}:
             flags.append(word)
         elif word == PARENT:
             parents.append(next(words, "-"))
@@ -53,7 +54,8 @@ def plain(arguments: Sequence[str]) -> Asked | None:
     if len(parents) > 1 or not all(map(str.isdecimal, parents)):
         return None
     parent = int(parents[0]) if parents else 0
-    return Asked(Path(config[0]), tuple(overrides), "--foreground" in flags, "--adopt" in flags, parent)
+    given = ("--foreground" in flags, "--adopt" in flags, "--again" in flags)
+    return Asked(Path(config[0]), tuple(overrides), *given, parent)
 
 
 def follows(asked: Asked) -> int:
@@ -77,16 +79,24 @@ def run(asked: Asked) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED
-    if parent := follows(asked):  # one that is killed takes its daemons along: the kernel sends them SIGTERM
-        from elasticrl.agent.parent import die_with
+    if parent := follows(asked):  # one that is killed takes its daemons along: the kernel sends them a signal
+        from elasticrl.agent.parent import die_with, stops
 
-        die_with(parent, signal.SIGTERM)
+        die_with(parent, stops()[0])
     fresh = partial(load, asked.config, asked.overrides)
-    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, starter=asked.parent, reload=fresh)
+    return serve(
+        tree, keep=not asked.foreground, adopt=asked.adopt, again=asked.again, starter=asked.parent, reload=fresh
+    )
 
 
 def serve(
-    tree: Any, *, keep: bool, adopt: bool = False, starter: int = 0, reload: Callable[[], Any] | None = None
+    tree: Any,
+    *,
+    keep: bool,
+    adopt: bool = False,
+    again: bool = False,
+    starter: int = 0,
+    reload: Callable[[], Any] | None = None,
 ) -> int:
     """Run a daemon by a configuration."""
     from elasticrl.cli.kept import checkpoints
@@ -113,7 +123,7 @@ def serve(
             node = RolloutDaemon(tree, log=log, history=history, keep=keep)
         else:
             trains = node = Daemon(tree, log=log, history=history, keep=keep, starter=starter, reload=reload)
-            trains.kept, trains.adopt = checkpoints(tree), adopt
+            trains.kept, trains.adopt, trains.again = checkpoints(tree), adopt, again
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())

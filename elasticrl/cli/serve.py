@@ -52,10 +52,13 @@ def daemon(
     overrides: Overrides = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="End the workers with the daemon.")] = False,
     adopt: Adopt = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="In place of one that died: a job that has ended is not begun anew.")
+    ] = False,
     parent: Annotated[int, typer.Option(node.PARENT, hidden=True)] = 0,
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
-    raise typer.Exit(node.run(node.Asked(config, tuple(overrides or ()), foreground, adopt, parent)))
+    raise typer.Exit(node.run(node.Asked(config, tuple(overrides or ()), foreground, adopt, again, parent)))
 
 
 def agent(config: Config, overrides: Overrides = None) -> None:

@@ -170,6 +170,7 @@ class Propose(Action):
     if_plan: int
     if_commit: int
     if_leader: int
+    answers: int = 0  # the revision of a stop that was asked of an earlier run, and is done with; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,6 +152,7 @@ def record_of(state: State, now: float) -> Record:
         beat_at=told.beat_at,
         taken_at=card.taken_at,
         taken=card.taken,
+        since=card.since,
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],
         needs=state.settings.membership.min_nodes,

@@ -28,6 +28,11 @@ def asked_to_stop(scene: Scene) -> Move | None:
         scene.plan is None and view.plan and view.intent_generation < view.plan.generation
     ):
         return None
+    if scene.stop_answered:
+        return None
+    until = scene.lead.since + scene.settings.membership.lease_ttl_s  # by then the dead have no record
+    if scene.older(scene.since) and scene.now < until:
+        return Move(wake_at=until, why="a stop was asked before this leader began; waiting whether others were there")
     if first := _ends_to_save(scene) or _forms_to_save(scene):
         return first
     if _mends_to_save(scene):

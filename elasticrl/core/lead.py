@@ -59,7 +59,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish()  # until the store knows of this job again, nothing is decided by what it shows
     if (waits := outrun(state, now)) is not None:
         return state, waits
-    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made)
+    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made, state.card.since)
     memory = remember(scene, deaf=deaf(state, now))
     memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)
@@ -78,6 +78,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
                 if_plan=view.plan_revision,
                 if_commit=view.commit_revision,
                 if_leader=view.leader_revision,
+                answers=view.intent_revision if scene.stop_answered else 0,
             )
         )
     if move.inspect:

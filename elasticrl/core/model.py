@@ -320,6 +320,7 @@ class Record:
     taken: str = ""  # after what: a word of `words.ENDS`
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
     unlogged: str = ""  # why what this node's processes say is not kept where it should be
+    since: int = 0  # the store's revision when this life began; 0: not told
     needs: int = 0  # nodes below which its job holds, by its configuration, for display and refusals; 0: not told
     leaving: bool = False
 
@@ -399,6 +400,7 @@ class View:
     intent: Intent = Intent.RUN
     intent_generation: int = 0  # the newest when the intent was asked
     intent_by: str = ""  # who asked, as "root on n0"; "": not known
+    intent_revision: int = 0
     own: Record | None = None  # this member's own record, so that a lost write is noticed
     look: int = 0  # the generation whose workers shall say where they are
     look_revision: int = 0  # which request that is

@@ -15,6 +15,7 @@ from elasticrl.core.model import (
     LOADING,
     MEETING,
     OUTSIDE,
+    Intent,
     Member,
     Phase,
     Plan,
@@ -68,6 +69,7 @@ class Scene:
     me: Member
     now: float
     made: int = 0  # the newest generation in which this node's own workers sealed a step
+    since: int = 0  # the store's revision when this node's life began
 
     def recalling(self, lead: Lead) -> "Scene":
         """The same moment with newer timers. What was derived without them is not derived again: that is a pass over all."""
@@ -82,6 +84,20 @@ class Scene:
         members = (seat.member for seat in seats if seat.member.node in records)
         old = {m.node for m in members if records[m.node].member.incarnation < m.incarnation}
         return {node: record for node, record in records.items() if node not in old} if old else records
+
+    @cached_property
+    def stop_answered(self) -> bool:
+        """Was a stop asked before any of those began who are here now? Then all have ended of whom it was asked.
+
+        Found under Slurm: it killed a job that was being stopped, queued it again, and the new run obeyed: one node ended with
+        75, and those that began later waited for it.
+        """
+        records = self.records.values()
+        return self.view.intent is Intent.STOP and bool(records) and all(self.older(record.since) for record in records)
+
+    def older(self, since: int) -> bool:
+        """Was what is wanted of the job wanted before that revision?"""
+        return 0 < self.view.intent_revision <= since
 
     @cached_property
     def conviction(self) -> Conviction:

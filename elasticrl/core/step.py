@@ -6,6 +6,7 @@ wishes; a wish that was already acted on, and whose effect may still be on its w
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from math import inf
 
@@ -67,7 +68,7 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             if (view.epoch, view.revision) < (state.view.epoch, state.view.revision):
                 return state, ()  # from a store member that lags
             if view.epoch > state.view.epoch:  # what bears a revision of before means nothing any more
-                state = state.but(looked=0, lead=None)
+                state = state.but(looked=0, lead=None, card=replace(state.card, since=0))
             view = better(state.view, view)
             lost_since = state.lost_since if view.lost and state.lost_since is not None else event.now
             state = state.but(lost_since=lost_since if view.lost else None)

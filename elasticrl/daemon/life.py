@@ -39,6 +39,7 @@ class Life:
     agent_started: int = 0  # in clock ticks since boot, so that a reused pid is not mistaken for the agent
     beat: str = ""  # where it listens for beats
     boot: str = ""  # which boot of this machine it was led in
+    since: int = 0  # the store's revision when it began
     parted: bool = False  # its daemon ended in order; else it is there, or has died
 
     @property

@@ -49,7 +49,7 @@ from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog
-from elasticrl.daemon.stored import how_it_ended, living_here, record_at, the_secret, written_secret
+from elasticrl.daemon.stored import at_first, how_it_ended, living_here, record_at, the_secret, written_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -90,6 +90,7 @@ class Daemon(Resident):
         super().__init__(tree, log=log, history=history, keep=keep, starter=starter)
         self.kept: Look = lambda _: None  # looks for the job's checkpoints
         self.adopt = False  # go on from them if the store has lost the job
+        self.again = False  # in place of a daemon that died: nobody has asked anew for a job that has ended
         self._reload = reload or (lambda: tree)  # reads the configuration again
         self.metrics = self.measures.metrics
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
@@ -188,22 +189,24 @@ class Daemon(Resident):
         if not adopted and (why := absent(self.tree)):  # workers that run have read it
             raise Refusal(why)
         store = await stack.enter_async_context(await self._store())
+        since, met = await self._patiently(lambda: at_first(store))
         try:
             kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
         except Lost as lost:
             return await self._refuse(lost, adopted=adopted)
         if kept is not None:
             self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
-        if not adopted and await asyncio.to_thread(self.notify.booting):
+        booting = not adopted and await asyncio.to_thread(self.notify.booting)
+        if booting or (self.again and not adopted):
             ended = await self._patiently(lambda: how_it_ended(store))
             if ended is not None:
-                return await self._stay_out(*ended)
+                return await self._stay_out(*ended, booting=booting)
         beside = None if adopted else await self._patiently(lambda: living_here(store, self.name))
         if beside is not None and (last is None or beside.member != last.member):
             return await self._give_way(twin(beside), vault=self.vault.started)
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
-        life = last if last and adopted else await self._begin(store, last)
+        life = last if last and adopted else replace(await self._begin(store, last), since=since)
         self._after = end_of(last, self._boot, adopted=adopted)
         self._formerly = life.beat
         self.home.save(life)
@@ -212,7 +215,8 @@ class Daemon(Resident):
         self.neighbours = await self._open_beats(store, me)
         stack.callback(self.neighbours.close)
         probe = self.inquiry.ways.open(self.tree.node.probe_port)
-        node = self._join(store, me, life, probe, adopted=adopted)
+        # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
+        node = self._join(store, me, life, probe, adopted=adopted, met=0 if adopted else met)
         await self._open_control(stack)
         await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
         await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
@@ -270,9 +274,12 @@ class Daemon(Resident):
             return last, False
         return last, self.crew.report is not None and self.crew.report.pid == last.agent_pid
 
-    async def _stay_out(self, code: int, reason: str) -> int:
-        """Nobody asked for this job again: it had ended when this machine went down, and a boot is no operator."""
+    async def _stay_out(self, code: int, reason: str, *, booting: bool) -> int:
+        """Nobody asked for this job again: it had ended when this machine went down, and a boot is no operator; or it ended
+        beside a daemon that died, in whose place this one is.
+        """
         remedy = "this machine has just booted, which begins no job anew: systemctl start elasticrl does"
+        remedy = remedy if booting else "this daemon was started in place of one that died, which begins no job anew"
         self.log.info("daemon.refused", reason=f"the job has ended ({reason}), and {remedy}")
         await self._withdraw(reason)
         await self._leave_vault()
@@ -400,15 +407,15 @@ class Daemon(Resident):
         if self.node is not None:
             self.node.post(event)
 
-    def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool) -> Node:
+    def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool, met: int) -> Node:
         assert self.neighbours is not None
         conf = self.tree.node
         taken_at = round(time.time(), 1) if self._after else 0.0
         card = Record(
-            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at, taken=self._after
+            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at, taken=self._after,
+            since=life.since,
         )  # fmt: skip
-        # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
-        state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
+        state = State(settings=self.settings, me=me, card=card, met=met)
         trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
         lease = (
             Lease(id=life.lease, ttl_s=self.settings.membership.lease_ttl_s, sent=0.0)
@@ -716,6 +723,7 @@ class Daemon(Resident):
             agent_started=report.started if report else 0,
             beat=self.neighbours.address if self.neighbours else "",
             boot=self._boot,
+            since=self.node.loop.state.card.since,
         )
         if life == self._life:
             return

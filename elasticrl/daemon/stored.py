@@ -76,6 +76,13 @@ async def highest_incarnation(store: Store, node: str) -> int:
     return max((member.incarnation for member in members if member.node == node), default=0)
 
 
+async def at_first(store: Store) -> tuple[int, int]:
+    """The store's revision as a daemon begins, and the newest generation then: what comes later, it has been there for."""
+    answer = await store.txn((), [Get(scope=keys.PLAN)])
+    entries = answer.responses[0].entries
+    return answer.revision, keys.load(Plan, entries[0].value, keys.PLAN).generation if entries else 0
+
+
 async def how_it_ended(store: Store) -> tuple[int, str] | None:
     """The exit code and the reason of a job that is over; None for one that is not."""
     entry = await store.get(keys.PLAN)

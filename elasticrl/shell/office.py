@@ -64,19 +64,8 @@ class Office:
                 put = Put(key=keys.LEADER, value=keys.dump(self._me), lease=self.lease.id if self.lease else 0)
                 if put.lease:
                     await self._write([Unchanged(key=keys.LEADER, revision=over)], [put])
-            case Propose(plan=plan):
-                fences = [
-                    Unchanged(key=keys.PLAN, revision=action.if_plan),
-                    Unchanged(key=keys.COMMIT, revision=action.if_commit),
-                    Unchanged(key=keys.LEADER, revision=action.if_leader),
-                ]
-                ops: list[Op] = [Put(key=keys.PLAN, value=keys.dump(plan))]
-                if plan.phase is Phase.STOP:
-                    # What operators wanted ends with the job. Found on a real systemd: a job that was begun again was stopped
-                    # at its second plan, for the earlier `stop` still stood there and only the first plan passed it over.
-                    wanted = Wanted(intent=Intent.RUN, generation=plan.generation)
-                    ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
-                await self._write(fences, ops)
+            case Propose():
+                await self._propose(action)
             case Restore():
                 await self._restore(action)
             case Commit(step=step, generation=generation, manifest=manifest):
@@ -111,6 +100,23 @@ class Office:
         lease = await (self._store.keepalive(held.id) if held else self._store.grant(self._ttl_s))
         self.lease = lease if lease.held else None
         self._post(Leased(now=self._clock(), sent=lease.sent, held=lease.held))
+
+    async def _propose(self, action: Propose) -> None:
+        plan = action.plan
+        fences: list[Compare] = [
+            Unchanged(key=keys.PLAN, revision=action.if_plan),
+            Unchanged(key=keys.COMMIT, revision=action.if_commit),
+            Unchanged(key=keys.LEADER, revision=action.if_leader),
+        ]
+        ops: list[Op] = [Put(key=keys.PLAN, value=keys.dump(plan))]
+        if action.answers:
+            fences.append(Unchanged(key=keys.INTENT, revision=action.answers))
+        if plan.phase is Phase.STOP or action.answers:
+            # What operators wanted ends with the job. Found on a real systemd: a job that was begun again was stopped
+            # at its second plan, for the earlier `stop` still stood there and only the first plan passed it over.
+            wanted = Wanted(intent=Intent.RUN, generation=plan.generation)
+            ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
+        await self._write(fences, ops)
 
     async def _restore(self, action: Restore) -> None:
         fences = [

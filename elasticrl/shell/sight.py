@@ -148,7 +148,11 @@ class Sight:
             case keys.INTENT:
                 wanted = read(Wanted, entry, key) or Wanted(intent=Intent.RUN)
                 self.view = replace(
-                    self.view, intent=wanted.intent, intent_generation=wanted.generation, intent_by=wanted.by[:NAME]
+                    self.view,
+                    intent=wanted.intent,
+                    intent_generation=wanted.generation,
+                    intent_by=wanted.by[:NAME],
+                    intent_revision=revision,
                 )
             case keys.LOOK:
                 self.view = replace(self.view, look=read(int, entry, key) or 0, look_revision=revision)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,16 +24,17 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import Exit, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
+from elasticrl.core.model import Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
+from elasticrl.daemon.stored import at_first
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
-from elasticrl.shell.office import Office, together
-from elasticrl.shell.sight import Sight
+from elasticrl.shell.office import Office, request, together
+from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
-from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put
+from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put, Store
 from elasticrl.telemetry.log import set_up
 
 
@@ -88,13 +89,21 @@ class Cluster:
         self.tasks: dict[str, asyncio.Task[Leave]] = {}
         self.log = set_up(pretty=False)
 
-    async def start(self, name: str, incarnation: int = 1) -> None:
+    async def open(self) -> Store:
+        return await self.stack.enter_async_context(MemoryStore(self.server, namespace=keys.namespace("t")))
+
+    async def start(
+        self, name: str, incarnation: int = 1, meanwhile: Callable[[Store], Awaitable[object]] | None = None
+    ) -> None:
         me = Member(node=name, incarnation=incarnation)
         hand = Hand()
-        state = State(settings=self.settings, me=me, card=Record(member=me))
+        store = await self.open()
+        since, met = await at_first(store)
+        if meanwhile is not None:
+            await meanwhile(store)
+        state = State(settings=self.settings, me=me, card=Record(member=me, since=since), met=met)
         trace = Trace(self.tmp / f"{me.node}-{incarnation}", 1 << 22)
         self.stack.callback(trace.close)
-        store = await self.stack.enter_async_context(MemoryStore(self.server, namespace=keys.namespace("t")))
         node = Node(state, store, (hand.perform,), log=self.log, trace=trace)
         hand.post = node.post
         self.nodes[name], self.hands[name] = node, hand
@@ -266,6 +275,45 @@ def test_a_stopped_job_can_be_begun_again_and_goes_on_beyond_its_second_plan(
         await c.until(lambda: c.trains("n0", "n1", "n2", generation=stopped + 2))
 
     with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
+def test_a_stop_of_which_all_died_is_not_obeyed_by_those_who_begin_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        for name in ("n0", "n1"):
+            await c.kill(name)
+        store = await c.open()
+        await request(store, Verb.STOP, None, 1)
+        for name in ("n0", "n1"):
+            await c.start(name, incarnation=2)
+        await c.until(lambda: c.trains("n0", "n1", generation=2), within_s=30.0)
+        entry = await store.get(keys.INTENT)
+        assert entry is not None
+        assert keys.load(Wanted, entry.value, keys.INTENT).intent is Intent.RUN
+        c.nodes["n1"].post(Asked(now=time.monotonic(), verb=Verb.STOP))
+        left = await asyncio.wait_for(asyncio.gather(*(c.tasks[name] for name in ("n0", "n1"))), 5.0)
+        assert [leave.code for leave in left] == [75, 75]
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2, lease_ttl_s=2.0, keepalive_s=0.5)
+
+
+def test_a_stop_that_comes_while_a_daemon_begins_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        await c.start("n0")
+        await c.until(lambda: c.trains("n0"))
+
+        async def stop(_: Store) -> None:
+            c.nodes["n0"].post(Asked(now=time.monotonic(), verb=Verb.STOP))
+            assert (await asyncio.wait_for(c.tasks["n0"], 5.0)).code == 75
+
+        await c.start("n1", meanwhile=stop)
+        assert (await asyncio.wait_for(c.tasks["n1"], 5.0)).code == 75
+
+    with_cluster(tmp_path, capsys, script, min_nodes=1)
 
 
 def test_an_outage_of_the_store_stops_nobody_and_what_waited_is_committed(
