@@ -29,7 +29,7 @@ from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
-from elasticrl.agent.parent import Led
+from elasticrl.agent.parent import Led, stops
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
@@ -169,7 +169,7 @@ class Hand(LocalElasticAgent):
                 signal.signal(number, signal.SIG_IGN)  # else Python gives them back to the kernel as it ends
 
     async def _serve(self) -> RunResult:
-        for number in ENDS:
+        for number in stops():
             self._hear(number, partial(self._drain, f"the agent was sent {number.name}"))
         self._hear(warm.COMPLETE, self._completed)
         await self._echo.open(self._spec.host)

@@ -8,6 +8,7 @@ import argparse
 import fcntl
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
     title("agent")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which Python would make an exception of, in the middle of an import
     runtime: Path = options.runtime_dir.resolve()
     try:
         spec = load(options.spec)

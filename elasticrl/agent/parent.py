@@ -1,4 +1,4 @@
-"""A process that ends with others: the kernel tells it of their end, and standard library alone is imported.
+"""A process that ends with others, and by which signals: the kernel tells it of their end. Standard library alone is imported.
 
 The one idea: whoever asks for it says who the others are, as they may have ended before the kernel was asked.
 """
@@ -13,6 +13,32 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _PR_SET_PDEATHSIG = 1
+
+
+def stops() -> tuple[signal.Signals, ...]:
+    """The signals that end this process. TERM is none where whoever started it has it ignored: where Slurm ends a job it sends
+    TERM to every process at once, and one that ended by itself would take away what a save needs.
+    """
+    heeded = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) if heeded else (signal.SIGINT,)
+
+
+def pass_over() -> None:
+    """Where TERM is ignored here, it is heard from now on, and nothing comes of it: what this process starts, and ends by TERM,
+    does not inherit that.
+    """
+    if signal.SIGTERM in stops():
+        return
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is nothing:  # and not the program's own
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def nothing(*_: object) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, nothing)
+    os.register_at_fork(after_in_child=forget)
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
-from elasticrl.agent.parent import die_with
+from elasticrl.agent.parent import die_with, pass_over
 from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, take_place
 from elasticrl.agent.title import title
 from elasticrl.core.value import dataclass
@@ -70,6 +70,7 @@ def live(channel: socket.socket, job: Job) -> None:
         raise ImportError(warm.failure.strip().rpartition("\n")[2])
     if job.ahead:
         importlib.import_module(job.ahead).fork()
+    pass_over()
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.link import Link, start_agent
+from elasticrl.agent.parent import stops
 from elasticrl.agent.seat import Committed
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
@@ -260,7 +261,7 @@ class Crew:
         while time.monotonic() < deadline and (self._living() or self.awaited):
             told = told or self._link.send(Quit(reason=reason))
             if not (told or asked) and (agent := self._living()):
-                self._signal(agent, signal.SIGTERM)  # one that cannot be told, or imports torch still, for some seconds
+                self._signal(agent, stops()[0])  # one that cannot be told, or imports torch still, for some seconds
                 asked = True
             await asyncio.sleep(QUIT_LOOK_S)
         if agent := self._living():

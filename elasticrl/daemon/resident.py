@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
+from elasticrl.agent.parent import stops
 from elasticrl.agent.spec import Spec
 from elasticrl.config import Tree, to_core
 from elasticrl.core.model import Record, Verb, View
@@ -148,7 +149,7 @@ class Resident(ABC):
     def _hear_signals(self, ended: Callable[[signal.Signals], None]) -> None:
         """From here on no signal ends this process by itself."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stops():
             loop.add_signal_handler(number, ended, number)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
 

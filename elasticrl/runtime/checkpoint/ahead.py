@@ -13,6 +13,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from elasticrl.agent.parent import stops
 from elasticrl.agent.title import title
 from elasticrl.core.parsed import parsed
 from elasticrl.runtime.checkpoint.writer import MESSAGE, serve
@@ -87,7 +88,7 @@ def _wait(fd: int) -> None:
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
     title("save")
-    for stop in (signal.SIGTERM, signal.SIGINT):
+    for stop in stops():
         signal.signal(stop, signal.SIG_DFL)
     with socket.socket(fileno=os.dup(fd)) as sock:
         data, files, _, _ = socket.recv_fds(sock, MESSAGE, 2)

@@ -4,11 +4,11 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from elasticrl.agent.parent import stops
 from elasticrl.agent.title import title
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
@@ -53,7 +53,7 @@ async def serve(options: Options) -> None:
     server = Server(options)
     dropped = await server.start()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stops():
         loop.add_signal_handler(number, server.stop)
     ready = {"ready": True, "socket": str(server.socket_path), "port": server.port, "dropped": list(dropped)}
     with suppress(OSError):  # whoever started us may have gone already: that is what we are for
