@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full fuzz chaos race etcd34 vllm vllm-full lint types system clean install-systemd
+.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -14,6 +14,7 @@ help:
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
+	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
@@ -61,8 +62,9 @@ check: setup lint types
 	$(BIN)/python -m chaos.run sim --seconds 60
 
 full: setup system lint types
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/slurm
 	$(MAKE) etcd34
+	$(MAKE) slurm
 	$(MAKE) vllm-full
 	$(BIN)/python -m chaos.run sim --seeds 2000
 
@@ -89,6 +91,12 @@ etcd34: setup
 	mkdir -p $(ETCD34)
 	cd $(ETCD34) && { [ -x usr/bin/etcdctl ] || { apt-get download -qq etcd-server etcd-client && for p in *.deb; do dpkg -x $$p .; done; }; }
 	PATH=$(ETCD34)/usr/bin:$$PATH ELASTICRL_ETCD_IS=3.4. $(BIN)/python -m pytest tests/store tests/daemon/test_faults.py
+
+# The script of configs/slurm on a real Slurm: Debian's packages. That there is none is a failure here, not a skip.
+slurm: setup
+	@{ command -v munged && command -v slurmctld && command -v slurmd && command -v srun; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; }
+	$(BIN)/python -m pytest -m slow tests/slurm
 
 # The rollout engine vllm, whose pins force an environment of its own. That it cannot be tested is a failure here, not a skip.
 VLLM := .venv-vllm
