@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,7 +62,12 @@ class Batch:
             "PYTHONPATH": str(ROOT),
         }
         own = ["--nodes=2-3", "--cpus-per-task=1", "--gpus-per-node=0", "--time=30", f"--output={self.folder}/said"]
-        self.job = slurm.said(["sbatch", "--parsable", *own, str(SCRIPT)], **self.env)
+        self._own = own
+        self.submit()
+
+    def submit(self) -> None:
+        """Into the queue."""
+        self.job = self.slurm.said(["sbatch", "--parsable", *self._own, str(SCRIPT)], **self.env)
 
     @property
     def said(self) -> str:
@@ -117,11 +123,14 @@ class Batch:
         logs = (self.folder / "log").rglob("*rank*")
         return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.is_file())
 
-    def status(self) -> dict[str, object]:
-        """As `elasticrl status --store` says, from anywhere."""
-        command = [sys.executable, "-m", "elasticrl.cli.main", "status", "--json", "--store", str(self.config)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
-        return dict(json.loads(done.stdout))
+    def status(self) -> dict[str, Any]:
+        """As `elasticrl status` says."""
+        return dict(json.loads(self.elasticrl("status", "--json")))
+
+    def elasticrl(self, *words: str) -> str:
+        """What a command says that asks the store, as one may from anywhere."""
+        command = [sys.executable, "-m", "elasticrl.cli.main", *words, "--store", str(self.config)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False).stdout
 
     def logged(self, event: str) -> list[dict[str, object]]:
         """What the daemons have logged of this."""
@@ -213,26 +222,28 @@ def test_a_job_goes_on_without_a_node_that_dies_and_with_it_when_queued_again(
         slurm.idle()
 
 
-def test_a_job_whose_first_node_dies_is_queued_again(slurm: Slurm, store: LocalCluster) -> None:
+def test_a_job_whose_first_node_dies_goes_on_and_saves_without_its_script(slurm: Slurm, store: LocalCluster) -> None:
     batch = Batch(slurm, store, "first")
     batch.trains(3)
     slurm.lose_node("s0")
     try:
-        batch.starts_again(within_s=90.0)
-        batch.trains(2)
-        batch.cancelled()
+        step = batch.trains(2, within_s=90.0)
+        slurm.said(["scancel", batch.job])
+        batch.ends("CANCELLED")
+        assert batch.status()["committed"] >= step
     finally:
         slurm.start_node("s0")
         slurm.idle()
 
 
-def test_a_run_that_was_killed_while_it_stopped_goes_on(slurm: Slurm, store: LocalCluster) -> None:
-    """All processes are killed, and the word to stop stands in the store: the next run was not asked to."""
-    batch = Batch(slurm, store, "killed")
+def test_a_run_after_one_that_died_as_it_was_to_stop_is_not_stopped(slurm: Slurm, store: LocalCluster) -> None:
+    batch = Batch(slurm, store, "died")
     batch.trains(3)
-    for pid in [batch.daemon(node) for node in slurm.nodes]:
-        os.kill(pid, signal.SIGSTOP)
-    slurm.said(["scontrol", "requeue", batch.job])  # nobody carries out what the script asks for; KILL ends them
-    batch.starts_again(within_s=90.0)
+    for pid in slurm.pids(b"SLURMD_NODENAME="):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    slurm.idle()
+    batch.elasticrl("stop", "--yes")
+    batch.submit()
     batch.trains(3)
     batch.cancelled()
