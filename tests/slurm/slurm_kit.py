@@ -22,7 +22,7 @@ from elasticrl.store.embedded import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
 PATH = "/usr/sbin:/usr/local/bin:/usr/bin:/sbin:/bin"
-KILL_WAIT_S = 20  # between TERM and KILL; Slurm's own default is 30
+KILL_WAIT_S = 60  # between TERM and KILL, for a busy machine; Slurm's own default is 30
 DEAD_S = 5  # after which a node whose slurmd does not answer is down
 
 CONF = """
@@ -166,12 +166,12 @@ class Slurm:
     def idle(self) -> None:
         """Until all nodes are up, and have nothing to do."""
         asked = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
-        self.until(lambda: self.said(asked, check=False) == str(len(self.nodes)), 60.0, "all nodes to be idle")
+        self.until(lambda: self.said(asked, check=False) == str(len(self.nodes)), 180.0, "all nodes to be idle")
 
     def down(self, node: str) -> None:
         """Until Slurm has noticed that a node is gone."""
         asked = ["sinfo", "--noheader", "--states=down", f"--nodes={node}", "--format=%D"]
-        self.until(lambda: self.said(asked) == "1", 60.0, f"{node} to be down")
+        self.until(lambda: self.said(asked) == "1", 180.0, f"{node} to be down")
 
     # ---- jobs
 

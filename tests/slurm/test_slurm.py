@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "configs" / "slurm" / "elasticrl.sbatch"
 PROGRAM = ROOT / "tests" / "runtime" / "run_job.py"
 STEPS = 150
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ class Batch:
             },
             "node": {"device": "cpu", "interface": "lo"},
             "store": {"endpoints": list(store.endpoints)},
-            "membership": {"min_nodes": 2, "max_nodes": 3, "settle": "1s", "lease_ttl": "5s", "keepalive": "1500ms"},
+            "membership": {"min_nodes": 2, "max_nodes": 3, "settle": "1s", "lease_ttl": "10s", "suspect": "3s"},
             "lanes": {"count": 6},
             "vault": {"dir": f"{self.folder}/vault", "copies": 1},
             "checkpoint": {"dir": f"{self.folder}/saves", "every": 100_000},
@@ -85,7 +85,7 @@ class Batch:
         """What the workers have written, one line a step and rank."""
         return [line.split() for line in self.history.read_text(encoding="utf-8").splitlines()]
 
-    def trains(self, world: int, steps: int = 5, within_s: float = 60.0) -> int:
+    def trains(self, world: int, steps: int = 5, within_s: float = 180.0) -> int:
         """Until a gang of this size has made so many steps from now on; the newest step."""
         before = len(self.lines())
 
@@ -95,11 +95,11 @@ class Batch:
         self.slurm.until(lambda: len(fresh()) >= steps, within_s, f"{steps} steps of {world} ranks")
         return fresh()[-1]
 
-    def ends(self, state: str, within_s: float = 60.0) -> None:
+    def ends(self, state: str, within_s: float = 180.0) -> None:
         """Until Slurm says so of the job."""
         self.slurm.until(lambda: self.state == state, within_s, f"job {self.job} to be {state}, and it is {self.state}")
 
-    def starts_again(self, within_s: float = 60.0) -> None:
+    def starts_again(self, within_s: float = 180.0) -> None:
         """Until it has been queued again, and runs."""
         self.slurm.until(
             lambda: self.slurm.state(self.job)["Restarts"] == "1" and self.state == "RUNNING",
@@ -162,12 +162,13 @@ def store(tmp_path: Path) -> Iterator[LocalCluster]:
 def test_it_runs_to_the_end_and_a_daemon_that_dies_comes_back(slurm: Slurm, store: LocalCluster) -> None:
     batch = Batch(slurm, store, "ends", steps=STEPS)
     batch.trains(3)
+    generation = batch.lines()[-1][6]
     os.kill(batch.daemon("s1"), signal.SIGKILL)
-    batch.ends("COMPLETED", within_s=90.0)
+    batch.ends("COMPLETED")
     assert batch.status()["committed"] == STEPS
     started = sorted((line["node"], line["adopted"]) for line in batch.logged("daemon.started"))
     assert started == [("s0", False), ("s1", False), ("s1", True), ("s2", False)]
-    assert {line[6] for line in batch.lines()} == {"1"}, "the gang has noticed"
+    assert batch.lines()[-1][6] == generation, "the gang has noticed"
     assert "the daemon of s1 ended (137) and is started again in 1 s" in batch.said
 
 
@@ -209,7 +210,7 @@ def test_a_job_goes_on_without_a_node_that_dies_and_with_it_when_queued_again(
     batch.trains(3)
     slurm.lose_node("s2")
     try:
-        step = batch.trains(2, within_s=90.0)
+        step = batch.trains(2)
         slurm.down("s2")
         assert batch.state == "RUNNING"
         slurm.said(["scontrol", "requeue", batch.job])
@@ -227,7 +228,7 @@ def test_a_job_whose_first_node_dies_goes_on_and_saves_without_its_script(slurm:
     batch.trains(3)
     slurm.lose_node("s0")
     try:
-        step = batch.trains(2, within_s=90.0)
+        step = batch.trains(2)
         slurm.said(["scancel", batch.job])
         batch.ends("CANCELLED")
         assert batch.status()["committed"] >= step
