@@ -189,11 +189,11 @@ class Daemon(Resident):
         if not adopted and (why := absent(self.tree)):  # workers that run have read it
             raise Refusal(why)
         store = await stack.enter_async_context(await self._store())
-        since, met = await self._patiently(lambda: at_first(store))
         try:
             kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
         except Lost as lost:
             return await self._refuse(lost, adopted=adopted)
+        since, met = await self._patiently(lambda: at_first(store))  # after the plan that `--adopt` writes
         if kept is not None:
             self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
         booting = not adopted and await asyncio.to_thread(self.notify.booting)
