@@ -116,14 +116,15 @@ class Slurm:
                 [program, *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True
             )
 
+    def clear(self) -> None:
+        """No job runs any more, or is queued."""
+        self.said(["scancel", f"--user={_user()}"])
+        for pid in self.pids(b"SLURMD_NODENAME="):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.idle()
+
     def _end(self) -> None:
-        with suppress(subprocess.SubprocessError, OSError):
-            subprocess.run(
-                ["scancel", "--full", "--signal=KILL", "--user=" + _user()],
-                env=self.env,
-                timeout=10.0,
-                capture_output=True,
-            )
         for process in reversed(self._processes.values()):
             process.kill()
             process.wait()
