@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from chaos.live.proc import all_pids, command_line, parent
+from elasticrl.agent.parent import on_parents_death
 from elasticrl.store.embedded import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
@@ -113,8 +114,9 @@ class Slurm:
     def _run(self, program: str, *args: str, name: str = "") -> None:
         with (self.folder / "log" / (name or program)).open("ab") as log:
             self._processes[name or program] = subprocess.Popen(
-                [program, *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True
-            )
+                [program, *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True,
+                preexec_fn=lambda: on_parents_death(signal.SIGKILL),  # noqa: PLW1509 - this process has no other thread
+            )  # fmt: skip
 
     def clear(self) -> None:
         """No job runs any more, or is queued."""

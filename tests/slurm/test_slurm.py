@@ -29,8 +29,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     assert not missing(), f"this needs a Slurm: {', '.join(missing())} (make slurm installs it)"
+    before = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # one that is told to end leaves no Slurm behind either
     with Slurm() as slurm:
         yield slurm
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)
