@@ -123,7 +123,6 @@ class Batch:
         """`scancel`, and until all of it has ended."""
         self.slurm.said(["scancel", self.job])
         self.ends("CANCELLED")
-        self.slurm.idle()
 
     def unlost(self) -> bool:
         """Has each gang gone on from the newest step that was sealed before, or from one after it?"""
