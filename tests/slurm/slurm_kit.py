@@ -158,7 +158,9 @@ class Slurm:
 
     def lose_node(self, node: str) -> None:
         """A node dies: its slurmd, its steps and whatever they have started."""
-        self._processes.pop(node).kill()
+        manager = self._processes.pop(node)
+        manager.kill()
+        manager.wait()
         mark = f"SLURMD_NODENAME={node}\0".encode()
         for pid in self.pids(mark):
             managers = [above] if "slurmstepd" in command_line(above := parent(pid)) else []
