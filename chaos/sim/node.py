@@ -289,6 +289,10 @@ class Node:
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
                 )
+            case events.Test(found=found, targets=targets):
+                self.world.later(
+                    0.2 + 0.3 * self.chance.random(), self._tested, self.life, found, tuple(sorted(targets))
+                )
             case _:
                 self._send(action)
 
@@ -319,6 +323,12 @@ class Node:
         self.cluster.reach("probing", self)
         out = tuple(t for t in targets if not self.cluster.reachable(self.name, t))
         self.post(events.Probed(now=self.clock.now(), generation=generation, unreachable=out))
+
+    def _tested(self, life: int, found: int, targets: tuple[str, ...]) -> None:
+        if life == self.life and self.awake:
+            reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
+            out = tuple(t for t in targets if t not in reached)
+            self.post(events.Tested(now=self.clock.now(), found=found, reached=reached, unreachable=out))
 
     def _leave(self, code: int, reason: str) -> None:
         self.world.note(Left(at=self.world.now, member=str(self._me), code=code, reason=reason))

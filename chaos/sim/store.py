@@ -269,7 +269,7 @@ class Store:
         node = quarantine.member.node
         self.quarantines[node] = quarantine
         self.confined_at[node] = self._world.now
-        self._touch("", "quarantine")
+        self._touch(node, "quarantine")
         self._note_quarantine(quarantine)
 
     def inspect(self, action: events.Inspect) -> None:
@@ -416,6 +416,7 @@ class Store:
             look=shared.look,
             look_revision=shared.look_revision,
             drain=self.drains.get(node),
+            barred=self.quarantines.get(node),
             records=self._everyone if watcher.everyone else None,
             quarantines=dict(self.quarantines) if watcher.everyone else None,
         )

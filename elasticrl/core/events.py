@@ -109,6 +109,15 @@ class Probed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tested(Event):
+    """Which of the other ends of its cut ways this node reached, and which not, when it tested them beside the gang."""
+
+    found: int
+    reached: tuple[str, ...]
+    unreachable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(Event):
     """An operator, through this daemon. `node` is None for the whole job."""
 
@@ -278,6 +287,14 @@ class Probe(Action):
     targets: Mapping[str, str]
     nodes: Mapping[str, str] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Test(Action):
+    """Test the cut ways to these nodes (name -> beat address), while others train; answer with `Tested`."""
+
+    found: int
+    targets: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

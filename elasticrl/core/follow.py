@@ -21,6 +21,7 @@ from elasticrl.core.events import (
     Probe,
     Publish,
     Reform,
+    Test,
     Workers,
 )
 from elasticrl.core.invariants import check_commit
@@ -156,6 +157,8 @@ def record_of(state: State, now: float) -> Record:
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],
         needs=state.settings.membership.min_nodes,
+        tested=state.trial.found if state.trial else 0,
+        reached=state.trial.reached if state.trial else (),
         leaving=bool(state.leaving),
     )
     # A newer beat alone is worth no write; when something else is written, it and the step go along.
@@ -259,6 +262,29 @@ def _follow(
         case Phase.HOLD:
             leave = _leave_held(state, now)
             return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
+
+
+def test(state: State, now: float) -> Wish:
+    """Whether the cut ways to this node carry again: it tests that itself, while others train, for as long as it has no seat.
+
+    Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
+    """
+    plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
+    if plan is None or barred is None or not barred.cuts or not barred.concerns(state.me):
+        return Wish()
+    if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
+        return Wish()
+    targets = {seat.member.node: seat.beat for seat in plan.ring if seat.member.node in barred.peers}
+    known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
+    out = sorted(targets.keys() - (known.reached if known else ()))
+    reason = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
+    if not targets:
+        return Wish()
+    if known:
+        pause_s = min(max(settings.timeouts.confirm_s, (known.at - known.since) / 8), settings.health.quarantine_s)
+        if now < known.at + pause_s:
+            return Wish(wake_at=known.at + pause_s, reason=reason)
+    return Wish((Test(found=barred.found, targets=targets),), reason=reason)
 
 
 def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Action, ...], float]:

@@ -157,7 +157,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         asked=scene.view.look_revision if begins else lead.asked,
         doubted=doubted,
         confined={node: lead.confined.get(node, now) for node in scene.held},
-        well={member: lead.well.get(member, now) for member in scene.unforgiven},
+        well={m: lead.well.get(m, now) for m in scene.unforgiven if m in lead.well or scene.proves_well(m)},
         failures=failures,
         gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,
         formed=scene.view.generation if any(scene.doing[work] for work in FORMED) else formed,

@@ -11,7 +11,7 @@ from elasticrl.core.findings import with_cause
 from elasticrl.core.judge import judge
 from elasticrl.core.model import JOIN, LOADING, Member, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
-from elasticrl.core.quarantines import confinements, with_cap
+from elasticrl.core.quarantines import confinements, cut_off, with_cap
 from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.stalls import said
@@ -53,11 +53,17 @@ def losses(scene: Scene) -> Move | None:
     if not scene.on_their_way.issuperset(lost) and (stop := hopeless(scene)):
         return stop
     seats = scene.arrange(fates, grow=False)
+    guilty = scene.conviction.guilty
+    cuts = {
+        s.member: tuple((s.member.node, a) for a in guilty[s.member.node])
+        for s in plan.seats
+        if s.member.node in guilty
+    }
     unfit = {member.node for member in confined if member.node not in scene.conviction.guilty}
     if wait := wait_for(scene, seats, why, rung, strike, but=unfit):
-        return replace(wait, verdict=verdict)
+        return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
     move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
-    return replace(move, confine=confine, verdict=verdict)
+    return replace(move, confine=cut_off(scene, confine, cuts), verdict=verdict)
 
 
 def _condemned(scene: Scene) -> dict[Member, str]:

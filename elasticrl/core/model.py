@@ -322,6 +322,8 @@ class Record:
     unlogged: str = ""  # why what this node's processes say is not kept where it should be
     since: int = 0  # the store's revision when this life began; 0: not told
     needs: int = 0  # nodes below which its job holds, by its configuration, for display and refusals; 0: not told
+    tested: int = 0  # which finding of cut ways to this node it has tested since (`Quarantine.found`)
+    reached: tuple[str, ...] = ()  # whom it reached then
     leaving: bool = False
 
 
@@ -351,10 +353,27 @@ class Quarantine:
     reason: str
     strikes: int = 1  # each further one doubles the time; 0: it is forgiven
     held: bool = True
+    cuts: tuple[Pair, ...] = ()  # ways to and from it on which nothing arrives, as was found: from whom, to whom
+    found: int = 0  # the generation in which that was found
 
     def binds(self, member: Member | None) -> bool:
         """Is the life of the node that runs now kept out? The first two bind one life, later ones the node."""
-        return self.held and (self.strikes > 2 or member is None or member == self.member)
+        return self.held and (member is None or self.concerns(member))
+
+    def concerns(self, member: Member) -> bool:
+        """Does it speak of this life?"""
+        return self.strikes > 2 or member == self.member
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The other ends of the cut ways."""
+        return frozenset(node for way in self.cuts for node in way) - {self.member.node}
+
+    def beyond(self, record: Record) -> frozenset[str]:
+        """Whom the node has not reached since, as its record says: it gets no seat beside them."""
+        if not self.cuts or not self.concerns(record.member):
+            return frozenset()
+        return self.peers.difference(record.reached if record.tested == self.found else ())
 
 
 class Intent(StrEnum):
@@ -405,6 +424,7 @@ class View:
     look: int = 0  # the generation whose workers shall say where they are
     look_revision: int = 0  # which request that is
     drain: Member | None = None  # the life of this node that was asked to leave
+    barred: Quarantine | None = None  # what keeps this node out, or did
     records: Mapping[str, Record] | None = None  # by node
     quarantines: Mapping[str, Quarantine] | None = None  # by node
 

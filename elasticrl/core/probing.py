@@ -4,7 +4,7 @@ The one idea: those who can reach each other go on; what is wrong with the ways 
 known.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from elasticrl.core import dossier
@@ -16,7 +16,8 @@ from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
 from elasticrl.core.pauses import doubled
 from elasticrl.core.policy import Act, Answer
-from elasticrl.core.quarantines import confinements, with_cap
+from elasticrl.core.quarantines import confinements, cut_off, with_cap
+from elasticrl.core.reach import Pair
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.state import Lead
@@ -84,13 +85,14 @@ def probing(scene: Scene) -> Move | None:
         # Found by seed 7311045: a spare that nobody had reached took the place of one that was put out for that.
         astray = {spare.member.node for spare in plan.spares}.difference(kept)
         left = scene.arrange(fates, grow=False, without=astray)
+        cuts = {seat.member: cut_ways(seat.member.node, broken, ways) for seat in out}
         if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
-            return replace(wait, verdict=verdict)
+            return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
         unwanted = {seat.member: "out of reach of its peers in a probe" for seat in out}
         confine = confinements(scene, unwanted)
         why = with_cap(why, scene, unwanted, confine)
         again = scene.train(left, why, Rung.REFORM, strike=plan.strike)
-        return Move(plan=again, confine=confine, verdict=verdict)
+        return Move(plan=again, confine=cut_off(scene, confine, cuts), verdict=verdict)
     if plan.backend:
         return _on_gloo(scene, verdict)
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done, ways)):
@@ -103,6 +105,14 @@ def probing(scene: Scene) -> Move | None:
     why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"
     move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
     return replace(move, verdict=verdict)
+
+
+def cut_ways(node: str, broken: Mapping[str, Collection[str]], ways: Iterable[Evidence]) -> tuple[Pair, ...]:
+    """From whom to whom nothing arrives, of all ways to and from this node: one way where that was found, else both."""
+    peers = {*broken.get(node, ()), *(other for other, found in broken.items() if node in found)} - {node}
+    one_way = {(str(fact.node), str(fact.peer)) for fact in ways if fact.sign is Sign.ONE_WAY}
+    pairs = (pair for peer in sorted(peers) for pair in ((node, peer), (peer, node)))
+    return tuple(pair for pair in pairs if pair[::-1] not in one_way)
 
 
 def _between(ways: tuple[Evidence, ...], nodes: Collection[str]) -> tuple[Evidence, ...]:

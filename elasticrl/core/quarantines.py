@@ -6,6 +6,7 @@ from math import inf
 
 from elasticrl.core.model import Member, Quarantine
 from elasticrl.core.pauses import doubled
+from elasticrl.core.reach import Pair
 from elasticrl.core.scene import Scene
 
 
@@ -17,6 +18,22 @@ def confinements(scene: Scene, reasons: Mapping[Member, str]) -> tuple[Quarantin
     room = max(0, _most(scene)[0] - len(scene.held))
     fresh = _fresh(scene, reasons)[:room]
     return tuple(Quarantine(member=member, reason=reasons[member], strikes=_strikes(scene, member)) for member in fresh)
+
+
+def cut_off(
+    scene: Scene, confined: Iterable[Quarantine], cuts: Mapping[Member, tuple[Pair, ...]]
+) -> tuple[Quarantine, ...]:
+    """These quarantines with the ways that were found cut. Where the caps spare a node that is up the ways are noted all the
+    same: it is not kept out for a time, but gets no seat beside their other ends before a test of them has passed.
+    """
+    noted = {quarantine.member: quarantine for quarantine in confined}
+    for member in _fresh(scene, cuts):
+        before = (scene.view.quarantines or {}).get(member.node)
+        quarantine = noted.get(member) or Quarantine(
+            member=member, reason="out of reach of its peers", strikes=before.strikes if before else 0, held=False
+        )
+        noted[member] = replace(quarantine, cuts=cuts[member], found=scene.view.generation)
+    return tuple(noted.values())
 
 
 def _strikes(scene: Scene, member: Member) -> int:
@@ -31,7 +48,7 @@ def _strikes(scene: Scene, member: Member) -> int:
 
 def with_cap(why: str, scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> str:
     """A reason with who is not kept out for it though there is reason to, and which cap keeps us from it."""
-    put_out = {quarantine.member for quarantine in confined}
+    put_out = {quarantine.member for quarantine in confined if quarantine.held}
     names = ", ".join(str(member) for member in _fresh(scene, reasons) if member not in put_out)
     most, cap = _most(scene)
     return f"{why}; {names} not kept out: no more than {most} nodes may be at once ({cap})" if names else why
@@ -57,12 +74,17 @@ def _most(scene: Scene) -> tuple[int, str]:
 def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
     """Let those go who have served their time, and forgive those who have been well for as long again.
 
-    Each further quarantine of a node that is not forgiven lasts twice as long.
+    Each further quarantine of a node that is not forgiven lasts twice as long. Found by a cut that never ended: a node was
+    forgiven while all waited for it in vain, so that each time was its first.
     """
     wake_at = inf
-    written = []
+    written = [replace(q, cuts=(), found=0) for q in scene.carrying]
     served = [(scene.lead.confined[node], replace(q, held=False), q) for node, q in sorted(scene.held.items())]
-    forgiven = [(scene.lead.well[m], replace(q, held=False, strikes=0), q) for m, q in sorted(scene.unforgiven.items())]
+    forgiven = [
+        (scene.lead.well[m], replace(q, held=False, strikes=0, cuts=(), found=0), q)
+        for m, q in sorted(scene.unforgiven.items())
+        if m in scene.lead.well and scene.proves_well(m)
+    ]
     for since, after, quarantine in (*served, *forgiven):
         due = since + _term(scene, quarantine)
         if scene.now >= due:

@@ -5,7 +5,7 @@ The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -30,7 +30,7 @@ from elasticrl.core.model import (
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
-from elasticrl.core.suspect import Conviction, conviction
+from elasticrl.core.suspect import Conviction, conviction, split
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 from elasticrl.core.words import how_many_train
@@ -111,6 +111,18 @@ class Scene:
         return {node: q for node, q in (self.view.quarantines or {}).items() if q.binds(running.get(node))}
 
     @cached_property
+    def apart(self) -> Mapping[str, frozenset[str]]:
+        """Nodes to which a way is known to be cut, each with the others. One end of it stays out, until a test of it passes."""
+        found: dict[str, frozenset[str]] = {}
+        for node, quarantine in (self.view.quarantines or {}).items():
+            record = self.records.get(node)
+            for peer in quarantine.beyond(record) if record else ():
+                if self.plan and peer in self.plan.place:  # else nobody could test it
+                    found[node] = found.get(node, frozenset()) | {peer}
+                    found[peer] = found.get(peer, frozenset()) | {node}
+        return found
+
+    @cached_property
     def unforgiven(self) -> Mapping[Member, Quarantine]:
         """Who is up and not kept out, and has a quarantine that is not forgiven yet."""
         before = self.view.quarantines or {}
@@ -119,6 +131,21 @@ class Scene:
             for node, quarantine in before.items()
             if quarantine.strikes and node in self.records and node not in self.held
         }
+
+    def proves_well(self, member: Member) -> bool:
+        """Does it train, or could it take a seat at once? Who only waits, or is waited for, has not shown that it is well."""
+        if self.plan and member in self.plan.seat_of:
+            return self.trained
+        return any(record.member == member for record in self.candidates)
+
+    @property
+    def carrying(self) -> tuple[Quarantine, ...]:
+        """Quarantines of whom others train beside it: the ways that were cut carry again."""
+        if not self.trained or self.plan is None:
+            return ()
+        before = self.view.quarantines or {}
+        known = (before.get(seat.member.node) for seat in self.plan.seats)
+        return tuple(q for q in known if q and q.cuts and not q.held)
 
     @cached_property
     def bits(self) -> str:
@@ -251,6 +278,8 @@ class Scene:
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
         doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
         trusted = node not in self.held and node not in self.conviction.guilty and not doubted
+        if node in self.apart and not self.apart[node].isdisjoint(kept.node for kept in self.keepers):
+            return False
         fits = record.bits == self.bits or self.settings.exact != "require"
         return trusted and fits and versions.wire(record) == self.wire
 
@@ -393,7 +422,11 @@ class Scene:
         """Seats for the next plan: survivors in their order, candidates but these first in the gaps, then behind."""
         generation = self.view.generation + 1
         membership = self.settings.membership
-        waiting = [seat_for(r, generation) for r in self.candidates if r.member.node not in without]
+        if self.plan and self.plan.phase is Phase.HOLD and self.apart:
+            here = [fate.seat.member.node for fate in fates if fate.seat]
+            whole = split(here, {node: self.apart.get(node, ()) for node in here})
+            fates = tuple(f if f.seat and f.seat.member.node in whole else replace(f, seat=None) for f in fates)
+        waiting = [seat_for(r, generation) for r in self._together(fates) if r.member.node not in without]
         kept = sum(fate.seat is not None for fate in fates)
         room = membership.max_nodes - kept
         # Spares are held back only from growth: a gap in the gang is what they are there for.
@@ -416,6 +449,14 @@ class Scene:
                 fitting.append(seat)
                 ranks += seat.slots
         return tuple(fitting)
+
+    def _together(self, fates: tuple[Fate, ...]) -> Iterator[Record]:
+        """Candidates, but for those to whom the way from another, or from who keeps a seat, is known to be cut."""
+        here = {fate.seat.member.node for fate in fates if fate.seat}
+        for record in self.candidates:
+            if self.apart.get(record.member.node, frozenset()).isdisjoint(here):
+                here.add(record.member.node)
+                yield record
 
     def write(
         self,
@@ -551,6 +592,7 @@ TIMELESS = frozenset(
         "records",
         "conviction",
         "held",
+        "apart",
         "bits",
         "wire",
         "fates",

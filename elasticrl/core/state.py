@@ -88,6 +88,17 @@ class Lead:
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of this node's tests of its cut ways: the newest, and since when there are any."""
+
+    found: int
+    since: float
+    at: float
+    asked: frozenset[str]
+    reached: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: `but` copies the instance's dict
 class State:
     """One node's memory. Facts on top, then what follows from them over time."""
@@ -101,6 +112,7 @@ class State:
     made: int = 0  # the newest generation in which they sealed a step
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
+    trial: Trial | None = None
     evidence: Facts = ()  # what this node has found in the last minute, the oldest first
     stalled_at: float | None = None  # when the present stall was first heard of
     looked: int = 0  # the newest request to look at the workers that was answered

@@ -31,18 +31,19 @@ from elasticrl.core.events import (
     Say,
     Seen,
     Suspected,
+    Tested,
     Tick,
     Watch,
     Workers,
 )
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of
+from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of, test
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.setback import better, heal
-from elasticrl.core.state import Decision, Lead, State, Wish
+from elasticrl.core.state import Decision, Lead, State, Trial, Wish
 from elasticrl.core.suspect import conviction, lives, watched
 from elasticrl.core.verdict import Fault, Verdict
 
@@ -55,7 +56,7 @@ def step(state: State, event: Event) -> Decision:
     state = attend(state, now)
     state, leading = lead(state, now) if state.lead else (state, Wish())
     following = follow(state, now)
-    wishes = (belong(state, now), following, stand(state, now), restore(state, now), leading)
+    wishes = (belong(state, now), following, test(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
     check_wake(now, wake_at)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
@@ -104,6 +105,11 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             return state.but(suspects=state.suspects - {node}), ()
         case Probed():
             return state.but(probed=event), ()
+        case Tested(found=found, reached=reached, unreachable=out):
+            last = state.trial if state.trial and state.trial.found == found else None
+            asked = frozenset((*reached, *out))
+            since = last.since if last else event.now
+            return state.but(trial=Trial(found=found, since=since, at=event.now, asked=asked, reached=reached)), ()
         case Asked(verb=Verb.DRAIN, node=node) if node in (None, state.me.node):
             return _leaving(state, "drained by an operator", event.now), ()
         case Asked(verb=verb, node=node):

@@ -59,7 +59,8 @@ class Sight:
         """What this node watches: the few keys that all need, and its own; the leader and its deputies also everybody's."""
         node = self._me.node
         shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.LOOK, keys.WHERE, keys.drain_key(node))
-        return (*shared, keys.MEMBERS, keys.QUARANTINES) if self._everyone else (*shared, keys.member_key(node))
+        own = (keys.member_key(node), keys.quarantine_key(node))
+        return (*shared, keys.MEMBERS, keys.QUARANTINES) if self._everyone else (*shared, *own)
 
     async def watch(self, *, everyone: bool) -> None:
         """Read the scopes, then follow them for ever. Cancel it to watch others."""
@@ -115,7 +116,8 @@ class Sight:
             self._tell(batch.revision)
 
     def _tell(self, revision: int) -> None:
-        view = replace(self.view, revision=max(revision, self.view.revision))
+        barred = self._quarantines.get(self._me.node)
+        view = replace(self.view, revision=max(revision, self.view.revision), barred=barred)
         if self._everyone:
             view = replace(view, records=dict(self._records), quarantines=dict(self._quarantines))
         self.view = view
