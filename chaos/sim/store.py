@@ -19,11 +19,11 @@ SCOPES: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("plan", "plan_revision"),
     "commit": ("commit", "commit_revision"),
     "leader": ("leader", "leader_revision"),
-    "intent": ("intent", "intent_generation"),
+    "intent": ("intent", "intent_generation", "intent_revision"),
     "look": ("look", "look_revision"),
     "drain": ("drain",),
     "members": ("own", "records"),
-    "quarantine": ("quarantines",),
+    "quarantine": ("quarantines", "barred"),
 }
 ALL: Final = ""
 

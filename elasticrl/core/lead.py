@@ -22,7 +22,7 @@ from elasticrl.core.losses import late, losses
 from elasticrl.core.model import Intent, Phase, Work
 from elasticrl.core.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.quarantines import guard
-from elasticrl.core.scene import Move, Scene
+from elasticrl.core.scene import BACK_TTLS, Move, Scene
 from elasticrl.core.setback import behind, outrun
 from elasticrl.core.stalls import stuck
 from elasticrl.core.state import Failures, Lead, State, Wish
@@ -84,6 +84,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     if move.inspect:
         actions.append(Inspect(generation=state.view.generation, if_leader=state.view.leader_revision))
     graced = scene.grace_until if scene.grace else inf
+    waits_s = BACK_TTLS * scene.settings.membership.lease_ttl_s
+    graced = min((graced, *(memory.absent[member] + waits_s for member in scene.unregistered)))
     stops = scene.stop_due if scene.now < scene.stop_due else inf
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced, stops), move.why)
 
@@ -156,6 +158,11 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         stop_at=min(lead.stop_at, now) if scene.view.intent is Intent.STOP else inf,
         asked=scene.view.look_revision if begins else lead.asked,
         doubted=doubted,
+        absent={
+            seat.member: now if deaf else lead.absent.get(seat.member, now)
+            for seat in (scene.plan.seats if scene.plan and scene.missing else ())
+            if seat.member.node not in scene.records
+        },
         confined={node: lead.confined.get(node, now) for node in scene.held},
         well={m: lead.well.get(m, now) for m in scene.unforgiven if m in lead.well or scene.proves_well(m)},
         failures=failures,

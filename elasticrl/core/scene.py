@@ -30,10 +30,12 @@ from elasticrl.core.model import (
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
-from elasticrl.core.suspect import Conviction, conviction, split
+from elasticrl.core.suspect import Conviction, conviction, neighbours, split
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 from elasticrl.core.words import how_many_train
+
+BACK_TTLS = 3  # so many leases long a member that is heard may be without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,13 +235,36 @@ class Scene:
         """When a new leader takes members without a record for dead, however many they are."""
         return self.lead.since + self.settings.membership.rejoin_s
 
+    @cached_property
+    def unregistered(self) -> frozenset[Member]:
+        """Members whose lease has ended though the gang trains and their neighbours hear them: for a while each may come back.
+
+        Found by a store that lost a third of all requests for ever: a node that trained was put out every few seconds.
+        """
+        plan, reach = self.plan, self.settings.membership.neighbours
+        if plan is None or not self.missing or not self.doing[Work.TRAINING]:
+            return frozenset()
+        if any(self.doing[work] for work in (Work.STALLED, Work.PARKED, Work.FAILED)):
+            return frozenset()
+        doubted = {suspect for record in self.records.values() for suspect in record.suspects}
+        until_s = self.now - BACK_TTLS * self.settings.membership.lease_ttl_s
+        return frozenset(
+            seat.member
+            for seat in plan.seats
+            if seat.member.node not in self.records
+            and str(seat.member) not in doubted
+            and until_s < self.lead.absent.get(seat.member, self.now)
+            and any(node in self.records for node in neighbours(plan, seat.member.node, reach))
+        )
+
     def _fate(self, seat: Seat) -> Fate:
         assert self.plan is not None
         member, record = seat.member, self.records.get(seat.member.node)
         if accusers := self.conviction.guilty.get(member.node):
             return Fate(seat=None, why=f"{member} is not heard by {' and '.join(accusers[:3])}")
         if record is None:
-            return Fate(seat=seat) if self.grace else Fate(seat=None, why=f"{member} died (lease)")
+            waits = self.grace or member in self.unregistered
+            return Fate(seat=seat) if waits else Fate(seat=None, why=f"{member} died (lease)")
         if record.member != member:
             return Fate(seat=None, why=f"{member} came back as {record.member}")
         if member.node in self.held:
@@ -537,7 +562,10 @@ class Scene:
             return False
         if self.lead.formed != self.plan.generation and len(self.doing[Work.PARKED]) == len(self.plan.seats):
             return False  # all have left it again before
-        return self.at_work(Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
+        there = sum(
+            len(self.doing[work]) for work in (Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
+        )
+        return there + len(self.unregistered) == len(self.plan.seats)
 
     @property
     def distrusted(self) -> bool:
@@ -602,5 +630,6 @@ TIMELESS = frozenset(
         "coming",
         "doing",
         "missing",
+        "unregistered",
     }
 )

@@ -90,7 +90,8 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     if not scene.distrusted and (names := awaited(scene, seats)):
         why = f"holding for {_and(names)}, who alone had what was made since step {scene.view.committed}"
         return Move(wake_at=until, why=why)
-    if plan.waited == scene.view.committed and scene.conviction.unsure:
+    out = any(node in scene.apart for node in scene.seated)
+    if plan.waited == scene.view.committed and (scene.conviction.unsure or out):
         return Move(wake_at=until, why="holding for those who do not hear each other")
     return None
 

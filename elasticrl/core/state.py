@@ -64,6 +64,7 @@ class Lead:
     stop_at: float = inf  # when it was first seen that the job is to stop
     asked: int = 0  # the newest request to look at workers when that began
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
+    absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
     well: Mapping[Member, float] = field(
         default_factory=dict
