@@ -87,6 +87,10 @@ KINDS: Final[dict[str, Kind]] = {
     "store_failover": Kind(does="the store elects a new leader; leases start anew", reach="store"),
     "store_compaction": Kind(does="watches break and must list again", reach="store"),
     "store_loss": Kind(does="a share of all requests and answers is lost", reach="store", for_s=(1, 15), value=(0.05, 0.7)),
+    "lossy_store": Kind(  # no weight: seeds would draw otherwise
+        does="a share of one node's requests to the store, and of the answers, is lost",
+        reach="node", weight=0.0, for_s=(1, 15), value=(0.05, 0.7),
+    ),
     "store_delay": Kind(does="requests and watches are late", reach="store", for_s=(1, 15), value=(0.05, 3)),
     "store_repeat": Kind(does="requests are applied again, late", reach="store", for_s=(1, 15), value=(0.2, 4)),
     "stale_view": Kind(does="a node is shown the store as it was", reach="node", for_s=(1, 12), value=(0.2, 6)),

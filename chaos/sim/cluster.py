@@ -115,7 +115,8 @@ class Cluster:
         net, chance = self.net, self.world.chance("net " + name)
         if isinstance(action, events.Commit):
             self.reach("committing", self.nodes[name])
-        if net.to_store[name] or (net.loss and chance.random() < net.loss):
+        loss = max(net.loss, net.losses.get(name, 0.0))
+        if net.to_store[name] or (loss and chance.random() < loss):
             return
 
         lag = net.lag(name)
@@ -135,7 +136,8 @@ class Cluster:
         if self.late_commit and commit:
             self.world.later(self.late_commit, self._apply_again, apply)
             self.late_commit = 0.0
-        if not (net.from_store[name] or (net.loss and chance.random() < net.loss)):
+        loss = max(net.loss, net.losses.get(name, 0.0))
+        if not (net.from_store[name] or (loss and chance.random() < loss)):
             self.world.later(net.lag(name), self._back, self.nodes[name], answer, result)
 
     def _back(self, node: Node, answer: Callable[[object], None], result: object) -> None:

@@ -287,6 +287,9 @@ class Nemesis:
                 net.cut_nodes[node.name] += 1
                 self.cluster.beats.changed(node.name)
                 return (node.name,), partial(self._rejoin, node, counters, scopes)
+            case "lossy_store":
+                net.losses[node.name] = fault.value
+                return (node.name,), lambda: net.losses.pop(node.name, None)
             case "lossy_node":
                 if node.name in net.lossy:
                     return None

@@ -92,6 +92,7 @@ class Network:
         self.to_store: Counter[str] = Counter()
         self.from_store: Counter[str] = Counter()
         self.loss = 0.0  # of requests and answers
+        self.losses: dict[str, float] = {}  # of one node's
         self.repeat = 0.0  # requests are applied again up to this much later
         self.delay = 0.0  # more than usual, up to
         self.lossy: dict[str, float] = {}  # share of the beats from and to a node that is lost

@@ -270,7 +270,7 @@ def test(state: State, now: float) -> Wish:
     Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
     """
     plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
-    if plan is None or barred is None or not barred.cuts or not barred.concerns(state.me):
+    if plan is None or barred is None or not barred.cuts:
         return Wish()
     if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
         return Wish()

@@ -358,11 +358,7 @@ class Quarantine:
 
     def binds(self, member: Member | None) -> bool:
         """Is the life of the node that runs now kept out? The first two bind one life, later ones the node."""
-        return self.held and (member is None or self.concerns(member))
-
-    def concerns(self, member: Member) -> bool:
-        """Does it speak of this life?"""
-        return self.strikes > 2 or member == self.member
+        return self.held and (self.strikes > 2 or member is None or member == self.member)
 
     @property
     def peers(self) -> frozenset[str]:
@@ -370,9 +366,7 @@ class Quarantine:
         return frozenset(node for way in self.cuts for node in way) - {self.member.node}
 
     def beyond(self, record: Record) -> frozenset[str]:
-        """Whom the node has not reached since, as its record says: it gets no seat beside them."""
-        if not self.cuts or not self.concerns(record.member):
-            return frozenset()
+        """Whom the node has not reached since, as its record says, whichever life it is of: it gets no seat beside them."""
         return self.peers.difference(record.reached if record.tested == self.found else ())
 
 

@@ -145,9 +145,8 @@ class Scene:
         """Quarantines of whom others train beside it: the ways that were cut carry again."""
         if not self.trained or self.plan is None:
             return ()
-        before = self.view.quarantines or {}
-        known = (before.get(seat.member.node) for seat in self.plan.seats)
-        return tuple(q for q in known if q and q.cuts and not q.held)
+        known = (self.view.quarantines or {}).items()
+        return tuple(q for node, q in known if q.cuts and node in self.seated and node not in self.held)
 
     @cached_property
     def bits(self) -> str:
