@@ -291,10 +291,14 @@ class Probe(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test(Action):
-    """Test the cut ways to these nodes (name -> beat address), while others train; answer with `Tested`."""
+    """Test the cut ways to these nodes (name -> beat address), while others train; answer with `Tested`.
+
+    `doors`: where each takes a connection (name -> host:port), as far as is known.
+    """
 
     found: int
     targets: Mapping[str, str]
+    doors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,7 +284,8 @@ def test(state: State, now: float) -> Wish:
         pause_s = min(max(settings.timeouts.confirm_s, (known.at - known.since) / 8), settings.health.quarantine_s)
         if now < known.at + pause_s:
             return Wish(wake_at=known.at + pause_s, reason=reason)
-    return Wish((Test(found=barred.found, targets=targets),), reason=reason)
+    doors = {seat.member.node: seat.vault for seat in plan.ring if seat.member.node in targets and seat.vault}
+    return Wish((Test(found=barred.found, targets=targets, doors=doors),), reason=reason)
 
 
 def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Action, ...], float]:

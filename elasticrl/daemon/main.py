@@ -22,7 +22,19 @@ from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
 from elasticrl.core.address import join
-from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
+from elasticrl.core.events import (
+    Action,
+    Asked,
+    Cleared,
+    Configured,
+    Event,
+    Found,
+    Probe,
+    Seen,
+    Suspected,
+    Test,
+    Tested,
+)
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import lease_held, told_now, trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
@@ -30,7 +42,7 @@ from elasticrl.core.names import elsewhere, namesake, twin, yields
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import asking, control
+from elasticrl.daemon import asking, control, ways
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
@@ -811,11 +823,17 @@ class Daemon(Resident):
 
     async def _probe(self, action: Action) -> bool:
         """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
-        if not isinstance(action, Probe):
+        if not isinstance(action, Probe | Test):
             return False
         assert self.node is not None
         assert self.neighbours is not None
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
+        if isinstance(action, Test):
+            doors = {node: door for node, door in action.doors.items() if node not in unreachable}
+            unreachable += await ways.closed(doors, within_s=1.0)
+            reached = tuple(sorted(action.targets.keys() - set(unreachable)))
+            self.node.post(Tested(now=time.monotonic(), found=action.found, reached=reached, unreachable=unreachable))
+            return True
         self.inquiry.ways.answer(action, unreachable)
         return True
 

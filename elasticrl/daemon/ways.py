@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 
 from elasticrl.core import dossier
-from elasticrl.core.address import join
+from elasticrl.core.address import join, split
 from elasticrl.core.events import Found, Probe, Probed
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.heirs import inherited
@@ -148,6 +148,21 @@ class Ways:
                 await process.wait()
             if self._port is not None:
                 self._port.keep()
+
+
+async def closed(doors: Mapping[str, str], *, within_s: float) -> tuple[str, ...]:
+    """To whom no connection stands within the time (name -> host:port). Where it stands it is closed, without a word."""
+
+    async def tried(address: str) -> bool:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                _, writer = await asyncio.open_connection(*split(address))
+            writer.close()
+            return True
+        return False
+
+    stand = await asyncio.gather(*map(tried, doors.values()))
+    return tuple(node for node, stands in zip(doors, stand, strict=True) if not stands)
 
 
 def results_of(said: list[bytes]) -> Iterator[Result]:
