@@ -184,6 +184,20 @@ MUTANTS: Final = (
     _m("until a gang has made a step, the shards of the one before count", "scene", "return self.made >= generation or", "return True or", "silent-before-the-next-step-is-kept"),
     _m("what a gang went on from is no step of its own", "step", "and before.work in (Work.TRAINING, Work.STALLED)\n        and now.step > before.step", "and now.step >= before.step", "silent-before-the-next-step-is-kept"),
     _m("the newest sealed version is not pushed out of memory", "keeping", "first = [version for version in held if version in sealed]", "first: list[_V] = []", "a-daemon-takes-its-vault-along"),
+    # Faults that never end.
+    _m("who was found cut off has no seat before a test has passed", "scene", "if node in self.apart and not self.apart[node]", "if False and not self.apart[node]", "a-way-cut-for-ever"),
+    _m("the ways of whom the caps spare are known too", "quarantines", "    for member in _fresh(scene, cuts):\n", "    for member in list(noted):\n", "a-node-without-data-that-cannot-be-spared"),
+    _m("whom nobody hears is tested too before it is back", "losses", "confine=cut_off(scene, confine, cuts)", "confine=confine", "a-node-unheard-for-ever"),
+    _m("after a hold a way is still known to be cut", "scene", "if self.plan and self.plan.phase is Phase.HOLD and self.apart:", "if False:", "two-halves-without-data-for-ever"),
+    _m("a hold goes on while a way is known to be cut", "shards", "(scene.conviction.unsure or out)", "scene.conviction.unsure", "one-node-between-two-halves"),
+    _m("a cut way is tested again and again", "follow", "if now < known.at + pause_s:", "if True:", "a-way-cut-for-ever"),
+    _m("a test is of what was found last", "model", "record.reached if record.tested == self.found else ()", "record.reached", "a-way-that-heals-and-is-cut-again-for-ever"),
+    _m("a way is tested before whichever life of a node is back", "scene", "for peer in quarantine.beyond(record) if record else ():", "for peer in quarantine.beyond(record) if record and record.member == quarantine.member else ():", "a-way-cut-for-ever-as-leaders-change"),
+    _m("who only waits is not forgiven", "quarantines", "        if m in scene.lead.well and scene.proves_well(m)\n", "        if m in scene.lead.well\n", "a-way-that-fails-whenever-it-is-needed"),
+    _m("whom its neighbours hear is waited for without a lease", "scene", "waits = self.grace or member in self.unregistered", "waits = self.grace", "a-store-that-loses-a-third-for-ever"),
+    _m("a gang trains though one is without a lease", "scene", "there + len(self.unregistered) ==", "there ==", "a-store-that-loses-a-third-for-ever"),
+    _m("who stays without a lease goes", "scene", "and until_s < self.lead.absent.get(seat.member, self.now)", "and until_s", "a-node-without-the-store-for-long"),
+    _m("whom a neighbour does not hear goes with its lease", "scene", "            and str(seat.member) not in doubted\n", "", "the-other-of-two-loses-its-power"),
 )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
     forgiven while all waited for it in vain, so that each time was its first.
     """
     wake_at = inf
-    written = {q.member.node: replace(q, held=False, cuts=(), found=0) for q in scene.carrying}
+    written = []
     served = [(scene.lead.confined[node], replace(q, held=False), q) for node, q in sorted(scene.held.items())]
     forgiven = [
         (scene.lead.well[m], replace(q, held=False, strikes=0, cuts=(), found=0), q)
@@ -88,10 +88,10 @@ def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
     for since, after, quarantine in (*served, *forgiven):
         due = since + _term(scene, quarantine)
         if scene.now >= due:
-            written[after.member.node] = after
+            written.append(after)
         else:
             wake_at = min(wake_at, due)
-    return tuple(written.values()), wake_at
+    return tuple(written), wake_at
 
 
 def _term(scene: Scene, quarantine: Quarantine) -> float:

@@ -5,7 +5,7 @@ The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -139,14 +139,6 @@ class Scene:
         if self.plan and member in self.plan.seat_of:
             return self.trained
         return any(record.member == member for record in self.candidates)
-
-    @property
-    def carrying(self) -> tuple[Quarantine, ...]:
-        """Quarantines of whom others train beside it: the ways that were cut carry again."""
-        if not self.trained or self.plan is None:
-            return ()
-        known = (self.view.quarantines or {}).items()
-        return tuple(q for node, q in known if q.cuts and node in self.seated and node not in self.held)
 
     @cached_property
     def bits(self) -> str:
@@ -450,7 +442,7 @@ class Scene:
             here = [fate.seat.member.node for fate in fates if fate.seat]
             whole = split(here, {node: self.apart.get(node, ()) for node in here})
             fates = tuple(f if f.seat and f.seat.member.node in whole else replace(f, seat=None) for f in fates)
-        waiting = [seat_for(r, generation) for r in self._together(fates) if r.member.node not in without]
+        waiting = [seat_for(r, generation) for r in self.candidates if r.member.node not in without]
         kept = sum(fate.seat is not None for fate in fates)
         room = membership.max_nodes - kept
         # Spares are held back only from growth: a gap in the gang is what they are there for.
@@ -473,14 +465,6 @@ class Scene:
                 fitting.append(seat)
                 ranks += seat.slots
         return tuple(fitting)
-
-    def _together(self, fates: tuple[Fate, ...]) -> Iterator[Record]:
-        """Candidates, but for those to whom the way from another, or from who keeps a seat, is known to be cut."""
-        here = {fate.seat.member.node for fate in fates if fate.seat}
-        for record in self.candidates:
-            if self.apart.get(record.member.node, frozenset()).isdisjoint(here):
-                here.add(record.member.node)
-                yield record
 
     def write(
         self,

@@ -347,9 +347,11 @@ def row(
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
+        out = sorted(quarantine.beyond(record)) if quarantine is not None else []
+        cut = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
         return Row(
             node=node, member=member, state=state, leader=leader, slots=slots, taken_s=taken_s, taken=record.taken,
-            note=record.problem,
+            note=record.problem or cut,
         )  # fmt: skip
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
