@@ -289,7 +289,7 @@ class Node:
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
                 )
-            case events.Test(found=found, targets=targets):
+            case events.Try(found=found, targets=targets):
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._tested, self.life, found, tuple(sorted(targets))
                 )
@@ -328,7 +328,7 @@ class Node:
         if life == self.life and self.awake:
             reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
             out = tuple(t for t in targets if t not in reached)
-            self.post(events.Tested(now=self.clock.now(), found=found, reached=reached, unreachable=out))
+            self.post(events.Tried(now=self.clock.now(), found=found, reached=reached, unreachable=out))
 
     def _leave(self, code: int, reason: str) -> None:
         self.world.note(Left(at=self.world.now, member=str(self._me), code=code, reason=reason))

@@ -53,8 +53,8 @@ from elasticrl.core.events import (
     Probe,
     Probed,
     Reform,
-    Test,
-    Tested,
+    Tried,
+    Try,
     Workers,
 )
 from elasticrl.core.follow import lease_held
@@ -340,8 +340,8 @@ class ElasticRendezvous(RendezvousHandler):
                 pass  # torchrun's workers have no beats, so nothing is known that would ask for it
             case LookAt(request=request):
                 self._post(Found(now=time.monotonic(), scene=request))  # nor a witness
-            case Test(found=found, targets=targets):
-                self._post(Tested(now=time.monotonic(), found=found, reached=tuple(sorted(targets))))
+            case Try(found=found, targets=targets):
+                self._post(Tried(now=time.monotonic(), found=found, reached=tuple(sorted(targets))))
             case Probe(generation=generation):
                 self._post(Probed(now=time.monotonic(), generation=generation, unreachable=()))
             case _:

@@ -109,7 +109,7 @@ class Probed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested(Event):
+class Tried(Event):
     """Which of the other ends of its cut ways this node reached, and which not, when it tested them beside the gang."""
 
     found: int
@@ -290,8 +290,8 @@ class Probe(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Test(Action):
-    """Test the cut ways to these nodes (name -> beat address), while others train; answer with `Tested`.
+class Try(Action):
+    """Test the cut ways to these nodes (name -> beat address), while others train; answer with `Tried`.
 
     `doors`: where each takes a connection (name -> host:port), as far as is known.
     """

@@ -21,7 +21,7 @@ from elasticrl.core.events import (
     Probe,
     Publish,
     Reform,
-    Test,
+    Try,
     Workers,
 )
 from elasticrl.core.invariants import check_commit
@@ -264,7 +264,7 @@ def _follow(
             return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
 
 
-def test(state: State, now: float) -> Wish:
+def tries(state: State, now: float) -> Wish:
     """Whether the cut ways to this node carry again: it tests that itself, while others train, for as long as it has no seat.
 
     Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
@@ -285,7 +285,7 @@ def test(state: State, now: float) -> Wish:
         if now < known.at + pause_s:
             return Wish(wake_at=known.at + pause_s, reason=reason)
     doors = {seat.member.node: seat.vault for seat in plan.ring if seat.member.node in targets and seat.vault}
-    return Wish((Test(found=barred.found, targets=targets, doors=doors),), reason=reason)
+    return Wish((Try(found=barred.found, targets=targets, doors=doors),), reason=reason)
 
 
 def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Action, ...], float]:

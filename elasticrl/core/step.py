@@ -31,13 +31,13 @@ from elasticrl.core.events import (
     Say,
     Seen,
     Suspected,
-    Tested,
     Tick,
+    Tried,
     Watch,
     Workers,
 )
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of, test
+from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
@@ -56,7 +56,7 @@ def step(state: State, event: Event) -> Decision:
     state = attend(state, now)
     state, leading = lead(state, now) if state.lead else (state, Wish())
     following = follow(state, now)
-    wishes = (belong(state, now), following, test(state, now), stand(state, now), restore(state, now), leading)
+    wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
     check_wake(now, wake_at)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
@@ -105,7 +105,7 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             return state.but(suspects=state.suspects - {node}), ()
         case Probed():
             return state.but(probed=event), ()
-        case Tested(found=found, reached=reached, unreachable=out):
+        case Tried(found=found, reached=reached, unreachable=out):
             last = state.trial if state.trial and state.trial.found == found else None
             asked = frozenset((*reached, *out))
             since = last.since if last else event.now

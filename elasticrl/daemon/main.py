@@ -32,8 +32,8 @@ from elasticrl.core.events import (
     Probe,
     Seen,
     Suspected,
-    Test,
-    Tested,
+    Tried,
+    Try,
 )
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import lease_held, told_now, trains_on, unsaved
@@ -823,16 +823,16 @@ class Daemon(Resident):
 
     async def _probe(self, action: Action) -> bool:
         """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
-        if not isinstance(action, Probe | Test):
+        if not isinstance(action, Probe | Try):
             return False
         assert self.node is not None
         assert self.neighbours is not None
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
-        if isinstance(action, Test):
+        if isinstance(action, Try):
             doors = {node: door for node, door in action.doors.items() if node not in unreachable}
             unreachable += await ways.closed(doors, within_s=1.0)
             reached = tuple(sorted(action.targets.keys() - set(unreachable)))
-            self.node.post(Tested(now=time.monotonic(), found=action.found, reached=reached, unreachable=unreachable))
+            self.node.post(Tried(now=time.monotonic(), found=action.found, reached=reached, unreachable=unreachable))
             return True
         self.inquiry.ways.answer(action, unreachable)
         return True
