@@ -720,7 +720,6 @@ def _store_trouble(case: Case, until: float) -> float:
         "store_outage",
         "store_failover",
         "store_loss",
-        "lossy_store",
         "store_delay",
         "cut_store",
         "stale_view",

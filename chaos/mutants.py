@@ -140,7 +140,7 @@ MUTANTS: Final = (
     _m("those out of reach lose their seats", "probing", "fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate", "fate for fate", "data-link-down"),
     _m("the doubted wait", "scene", "node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty", "a-link-that-comes-and-goes"),
     _m("the leaving get no new seat", "scene", "if not record.warm or record.leaving or", "if not record.warm or", "drained-in-a-pause"),
-    _m("a new leader waits for those who lost their leases with the store", "scene", "return Fate(seat=seat) if self.grace else Fate(", "return Fate(", "all-leases-lapse"),
+    _m("a new leader waits for those who lost their leases with the store", "scene", "waits = self.grace or member", "waits = member", "all-leases-lapse"),
     _m("it waits for the last of them too", "scene", "if self.lead.planned_at > -inf:\n            return self.lead.lapsed\n", "if False:\n            return self.lead.lapsed\n", "all-leases-lapse"),
     _m("a gang is not formed of the absent", "growth", "    if scene.grace:", "    if False:", "the-leader-dies-before-a-pause-ends"),
     _m("rung 3 starts all afresh", "scene", "        if rung >= Rung.RESTART:\n", "        if False:\n", "a-stall-that-nobody-caused"),
@@ -177,7 +177,7 @@ MUTANTS: Final = (
     # What is kept by those who were put out.
     _m("those who were put out are waited for", "losses", "if wait := wait_for(scene, seats, why, rung, strike, but=unfit):", "if wait := None:", "half-of-the-nodes-cut-off"),
     _m("those whom a probe puts out are waited for", "probing", "if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):", "if wait := None:", "two-halves-wait-for-each-other"),
-    _m("a wait goes on while they do not hear each other", "shards", "if plan.waited == scene.view.committed and scene.conviction.unsure:", "if False:", "two-halves-wait-for-each-other"),
+    _m("a wait goes on while they do not hear each other", "shards", "(scene.conviction.unsure or out)", "out", "two-halves-wait-for-each-other"),
     _m("a wait ends", "shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
     _m("one waits once for each commit", "shards", "plan.waited >= committed", "False", "two-halves-give-each-other-up"),
     _m("a gang's shards are known until the next one has made a step", "scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),

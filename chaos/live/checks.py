@@ -22,8 +22,7 @@ BUDGETS: dict[str, float] = {
     "power_cut": 8, "oom_worker": 4, "two_daemons": 2, "changed_config": 2, "kill_etcd": 2, "term_etcd": 2, "pause_etcd": 2,
     "slow_store_disk": 2, "store_failover": 2, "store_outage": 2, "store_alone": 2, "store_full": 2, "store_compaction": 2,
     "store_wiped": 8, "store_set_back": 8,
-    "cut_store": 12, "lossy_store": 12,
-    "disk_full": 2, "disk_read_only": 2, "slow_disk": 2, "corrupt_save": 2, "tear_save": 2, "term_agent": 6,
+    "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "slow_disk": 2, "corrupt_save": 2, "tear_save": 2, "term_agent": 6,
     "lose_lease": 6, "stop_spare": 2, "pause_daemon": 12, "join_node": 4, "drain": 6, "drain_and_back": 6,
     "kill_engine": 12, "term_engine": 12,
 }  # fmt: skip

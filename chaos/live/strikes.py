@@ -36,8 +36,7 @@ from elasticrl.store.protocol import StoreUnavailable
 
 #: What needs namespaces, cables, cgroups or a disk of the lab's own.
 LACKS_BOXES = (
-    "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "lossy_store", "store_alone",
-    "lossy_node",
+    "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "store_alone", "lossy_node",
     "mtu_hole", "late_node", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
     "slow_disk", "slow_store_disk",
 )  # fmt: skip
@@ -516,15 +515,11 @@ class Hands(StorageHands):
         box = self._powered(fault)
         if box is None:
             return None
+        if fault.value:
+            share = int(1000 * min(0.9, fault.value))
+            matches = [f"{m} numgen random mod 1000 < {share}" for m in net.between([box], self.stores(), fault.way)]
+            return self._drop((box.name,), matches, f"{share / 10:g} % of the way to the store")
         return self._cut((box.name,), [box], self.stores(), fault.way, fault.way)
-
-    def _lossy_store(self, fault: Fault) -> Done | None:
-        box = self._powered(fault)
-        if box is None:
-            return None
-        share = int(1000 * min(0.9, fault.value or 0.2))
-        matches = [f"{match} numgen random mod 1000 < {share}" for match in net.between([box], self.stores())]
-        return self._drop((box.name,), matches, f"{share / 10:g} % to and from the store")
 
     def _store_alone(self, _: Fault) -> Done | None:
         return self._cut((), self.boxes(), self.stores(), "both", "no node reaches it")

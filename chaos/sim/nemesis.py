@@ -260,6 +260,9 @@ class Nemesis:
         net, names = self.cluster.net, sorted(self.cluster.nodes)
         scopes = ("beat", "data") if fault.scope == "all" else (fault.scope,)
         match kind:
+            case "cut_store" if fault.value:
+                net.losses[node.name] = fault.value
+                return (node.name,), lambda: net.losses.pop(node.name, None)
             case "cut_store":
                 ways = [c for c, way in ((net.to_store, "out"), (net.from_store, "in")) if fault.way in (way, "both")]
                 for counter in ways:
@@ -287,9 +290,6 @@ class Nemesis:
                 net.cut_nodes[node.name] += 1
                 self.cluster.beats.changed(node.name)
                 return (node.name,), partial(self._rejoin, node, counters, scopes)
-            case "lossy_store":
-                net.losses[node.name] = fault.value
-                return (node.name,), lambda: net.losses.pop(node.name, None)
             case "lossy_node":
                 if node.name in net.lossy:
                     return None

@@ -242,7 +242,8 @@ class Scene:
         return frozenset(
             seat.member
             for seat in plan.seats
-            if seat.member.node not in self.records
+            if seat.beat  # else nobody hears it
+            and seat.member.node not in self.records
             and str(seat.member) not in doubted
             and until_s < self.lead.absent.get(seat.member, self.now)
             and any(node in self.records for node in neighbours(plan, seat.member.node, reach))

@@ -161,7 +161,7 @@ def test_who_has_no_record_yet_is_waited_for_where_the_store_had_lost_all(again)
     life = training()
     plan = replace(life.view.plan, generation=4, again=again)
     me = Member(node="n00", incarnation=1)
-    own = replace(life.view.own, work=Work.TRAINING, generation=4)
+    own = replace(life.view.own, work=Work.TRAINING, generation=4, suspects=("n01/1",))
     life.leased(4.1)
     life.state = life.state.but(lead=None)
     life.seen(
