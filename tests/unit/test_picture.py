@@ -133,6 +133,18 @@ def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
     assert state(Quarantine(member=N0, reason="silent", strikes=3, held=False), 1) == "spare"
 
 
+def test_who_has_no_seat_for_a_cut_way_is_shown_with_what_is_awaited():
+    record = Record(member=N0, warm=True)
+    cut = Quarantine(member=N0, reason="out of reach", held=False, cuts=(("n0", "n1"), ("n1", "n0")), found=4)
+
+    def shown(**said: object) -> tuple[str, str]:
+        row = picture("ppo", View(), {"n0": replace(record, **said)}, {"n0": cut}, needs=1).rows[0]
+        return row.state, row.note
+
+    assert shown() == ("spare", "no seat until a test of the way to n1 passes")
+    assert shown(tested=4, reached=("n1",)) == ("spare", "")
+
+
 def test_while_the_store_is_silent_nobody_is_called_gone():
     # Found by reading: in an outage of etcd `status` said that all others had died, while they trained.
     plan = Plan(
