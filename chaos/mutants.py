@@ -177,7 +177,6 @@ MUTANTS: Final = (
     # What is kept by those who were put out.
     _m("those who were put out are waited for", "losses", "if wait := wait_for(scene, seats, why, rung, strike, but=unfit):", "if wait := None:", "half-of-the-nodes-cut-off"),
     _m("those whom a probe puts out are waited for", "probing", "if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):", "if wait := None:", "two-halves-wait-for-each-other"),
-    _m("a wait goes on while they do not hear each other", "shards", "(scene.conviction.unsure or out)", "out", "two-halves-wait-for-each-other"),
     _m("a wait ends", "shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
     _m("one waits once for each commit", "shards", "plan.waited >= committed", "False", "two-halves-twice-before-a-commit"),
     _m("a gang's shards are known until the next one has made a step", "scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),
