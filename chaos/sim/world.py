@@ -47,6 +47,10 @@ class World:
         if self.onlooker is not None:
             self.onlooker(fact)
 
+    def due(self) -> float:
+        """When the next thing happens."""
+        return self._heap[0][0] if self._heap else inf
+
     def run(self, until: float) -> None:
         """Let things happen until this time."""
         heap = self._heap
