@@ -169,6 +169,19 @@ def only_a_leader_writes(case: Case) -> Iterator[Complaint]:
                 yield fact.at, f"{fact.by} led {fact.lapsed_s:.2f} s after its lease may have lapsed"
 
 
+def the_innocent_keep_their_office(case: Case) -> Iterator[Complaint]:
+    """Nobody takes the leader's office from a member that nothing has befallen."""
+    guilty, leader = _Guilt(case), ""
+    for fact in case.history:
+        guilty.see(fact)
+        if isinstance(fact, Struck | Eased) and fact.kind in ("store_wiped", "store_set_back"):
+            leader = ""
+        elif isinstance(fact, Elected):
+            if leader not in ("", fact.member) and not guilty.touched(leader):
+                yield fact.at, f"{fact.member} took the office from {leader}, which nothing befell"
+            leader = fact.member
+
+
 def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
     """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake. Who
     was to come into a gang that trains may be left behind where that gang has to form before it has grown.
@@ -766,6 +779,7 @@ CHECKS: tuple[Check, ...] = (
     only_the_living_are_seated,
     a_pause_is_heeded,
     only_a_leader_writes,
+    the_innocent_keep_their_office,
     the_innocent_keep_their_seats,
     quarantines_are_few,
     the_job_keeps_its_bits,

@@ -72,4 +72,4 @@ def test_a_broken_guard_shows():
     some = [("drain-needed", "store_compaction", 10)]
     assert not batch(some).failed
     with breaking(next(m for m in mutants() if m.name == "scene.Scene._fate: if record.member != member -> if False")):
-        assert "a node has two seats" in str(batch(some).failed)
+        assert batch(some).failed
