@@ -197,6 +197,17 @@ MUTANTS: Final = (
     _m("a gang trains though one is without a lease", "scene", "there + len(self.unregistered) ==", "there ==", "a-store-that-loses-a-third-for-ever"),
     _m("who stays without a lease goes", "scene", "and until_s < self.lead.absent.get(seat.member, self.now)", "and until_s", "a-node-without-the-store-for-long"),
     _m("whom a neighbour does not hear goes with its lease", "scene", "            and str(seat.member) not in doubted\n", "", "the-other-of-two-loses-its-power"),
+    # Found by breaking all that there is (chaos/mutate.py): each got a scenario or a check.
+    _s("the office is taken as it was seen", "if self.shared.leader_revision == over:", "if True:", "two-deaths-one-spare-process"),
+    _m("a failure is counted once", "lead", "elif last.generation < left.generation:", "elif last.generation <= left.generation:", "a-failure-is-counted-once"),
+    _m("a drain beside a loss is no drain alone", "losses", "if not leaving or any(", "if not leaving or False and any(", "a-drain-beside-a-loss"),
+    _m("a held node leaves when its time is up", "follow", "if safe or late", "if safe", "a-held-node-leaves-when-its-time-is-up"),
+    _m("who misses two rungs is kept out", "losses", "unwanted = {seat.member: why for seat in silent}", "unwanted = {}", "who-misses-two-rungs-is-kept-out"),
+    _m("a probe that finds all well goes on from the vaults", "probing", "Rung.RESTART if strike.count == 1 else Rung.RELOAD", "Rung.RELOAD", "a-stall-that-nobody-caused"),
+    _m("the quarantined lose their seat", "scene", "        if member.node in self.held:\n", "        if False:\n", "the-plan-without-it-is-late"),
+    _m("nobody is kept out whom the job needs", "quarantines", "if share <= left else", "if True else", "a-sick-node-that-is-needed-stays"),
+    _m("a first quarantine is short", "quarantines", "quarantine.strikes - 1", "quarantine.strikes", "a-first-quarantine-is-short"),
+    _m("a quarantine lasts", "quarantines", "        if scene.now >= due:\n", "        if True:\n", "a-first-quarantine-is-short"),
 )  # fmt: skip
 
 
