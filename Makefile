@@ -68,7 +68,7 @@ full: setup system lint types
 	$(MAKE) vllm-full
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
-	$(BIN)/python -m chaos.mutate --unit --least 40
+	$(BIN)/python -m chaos.mutate --unit --least 30
 
 # Hostile input for all that reads what others wrote. `make test` has the same few examples each time; here they are fresh ones.
 fuzz: MINUTES = 60
