@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Watch, cpu_s, end_cleanly, judged, summary
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
@@ -185,7 +186,9 @@ class Leader:
             Seat(member=keys.load(Record, value, key).member, born=generation, beat="10.0.0.1:1000")
             for key, value in sorted(self.records.items())
         )
-        plan = Plan(generation=generation, phase=Phase.TRAIN, seats=seats, lanes=len(seats), reason="scale")
+        plan = Plan(
+            generation=generation, phase=Phase.TRAIN, seats=seats, lanes=len(seats), causes=(Cause(why=Why.BEGUN),)
+        )
         answer = await self.store.txn((), [Put(key=keys.PLAN, value=keys.dump(plan))])
         return int(answer.revision)
 

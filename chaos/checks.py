@@ -39,7 +39,9 @@ from chaos.history import (
 )
 from chaos.scenario import Scenario
 from chaos.sim.gang import chain_whole
+from elasticrl.core.cause import Why
 from elasticrl.core.model import Phase, Plan, Rung
+from elasticrl.core.verdict import Fault as Class
 
 DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
@@ -105,8 +107,8 @@ def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int) -> Itera
         yield f"seats {', '.join(confined)}, quarantined"
     if plan.phase is Phase.TRAIN and not plan.endpoint:
         yield "no place to meet"
-    if not plan.reason:
-        yield "no reason"
+    if not plan.causes:
+        yield "no cause"
     young = [seat for seat in plan.seats if seat.born > plan.generation]
     if young:
         yield f"{young[0].member} born in the future"
@@ -311,7 +313,7 @@ def the_innocent_are_not_quarantined(case: Case) -> Iterator[Complaint]:
     for fact in case.history:
         guilty.see(fact)
         if isinstance(fact, Confined) and fact.held and not guilty.touched(fact.member):
-            yield fact.at, f"{fact.member} was quarantined though nothing befell it: {fact.reason}"
+            yield fact.at, f"{fact.member} was quarantined though nothing befell it: {fact.cause}"
 
 
 def quarantines_are_few(case: Case) -> Iterator[Complaint]:
@@ -349,7 +351,7 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
             member, since = newest.get(fact.node, (fact.member, 0.0))
             known = since + KNOWN_S + _store_trouble(case, fact.at)
             if member != fact.member and fact.at > known:
-                yield fact.at, f"{fact.member} was quarantined, and {member} runs since {since:.1f} s: {fact.reason}"
+                yield fact.at, f"{fact.member} was quarantined, and {member} runs since {since:.1f} s: {fact.cause}"
 
 
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
@@ -378,12 +380,12 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         before = [told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
-        hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
+        ends = plan.causes[0]
+        hung = ends.fault is Class.HOST_HANG and hangs >= limit  # a program may hang at one step again and again, too
+        struck = plan.strike.cause.why if plan.strike else None
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
-        stalled = (
-            "in reach" in plan.reason or "did not form" in plan.reason
-        )  # and nobody to blame, as often as the limit says
+        stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         right = {75: asked, 0: made, 70: looped or hung or willed or never or stalled}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"

@@ -3,13 +3,13 @@
 The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
 """
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
 from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
+from elasticrl.core.cause import Cause
 from elasticrl.core.model import Phase, Rung
 
 
@@ -43,10 +43,8 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
-    reasons = [f.plan.reason for f in plans] + [f.reason for f in case.history if isinstance(f, Confined)]
     yield from _of_plans_and_leaving(case)
-    if expect.said and not any(says(reason, expect.said) for reason in reasons):
-        yield end, f"no reason says {expect.said!r}"
+    yield from caused(case)
     sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
     if expect.steps_at_least is not None and sealed < expect.steps_at_least:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
@@ -55,13 +53,23 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     yield from _of_steps(case)
 
 
-def says(reason: str, words: str) -> bool:
-    """Are these words in a reason? `*` stands for anything: which life of a node it is, say.
+def caused(case: Case) -> Iterator[Complaint]:
+    """Some plan or quarantine has the cause that the scenario names."""
+    causes = [cause for fact in case.plans for cause in fact.plan.causes]
+    causes += [fact.cause for fact in case.history if isinstance(fact, Confined)]
+    if case.scenario.expect.caused and not any(fits(cause, case.scenario.expect.caused) for cause in causes):
+        yield case.history[-1].at, f"no plan was caused by {case.scenario.expect.caused!r}"
 
-    >>> says("n1/3: rank 2 is stopped (the kernel says so)", "n1/*is stopped"), says("n2/1: rank 2 died", "n1/*died")
+
+def fits(cause: Cause, words: str) -> bool:
+    """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, and the setting may be given.
+
+    >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
+    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2")
     (True, False)
     """
-    return re.search(".*".join(map(re.escape, words.split("*"))), reason) is not None
+    known = {cause.why.value, *(member.node for member in cause.who), *cause.nodes, str(cause.count), cause.setting}
+    return known | {cause.fault.value if cause.fault else ""} >= set(words.split())
 
 
 def _of_steps(case: Case) -> Iterator[Complaint]:

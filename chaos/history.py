@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
+from elasticrl.core.cause import Cause
 from elasticrl.core.model import Member, Plan, Seat, Strike
 
 CROSSING_S = 2.0  # a plan may be under way while its writer's next decision, a quarantine, overtakes it
@@ -49,7 +50,7 @@ class Confined(Fact):
 
     node: str
     member: str
-    reason: str
+    cause: Cause
     strikes: int
     held: bool
 
@@ -271,13 +272,14 @@ def plain(value: object) -> object:
         return {
             "generation": value.generation, "phase": value.phase.value, "resume": value.resume, "rung": value.rung.name,
             "seats": [plain(seat) for seat in value.seats], "spares": [str(seat.member) for seat in value.spares],
-            "lanes": value.lanes, "reason": value.reason, "strike": plain(value.strike), "exit_code": value.exit_code,
+            "lanes": value.lanes, "causes": list(value.kinds), "reason": value.reason, "strike": plain(value.strike),
+            "exit_code": value.exit_code,
         }  # fmt: skip
     if isinstance(value, Seat):
         return {"member": str(value.member), "born": value.born, "slots": value.slots}
     if isinstance(value, Strike):
-        return {"cause": value.cause, "step": value.step, "count": value.count}
-    if isinstance(value, Member):
+        return {"cause": str(value.cause), "step": value.step, "count": value.count}
+    if isinstance(value, Member | Cause):
         return str(value)
     if isinstance(value, Enum):
         return value.value

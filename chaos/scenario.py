@@ -31,7 +31,7 @@ class Expect:
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
-    said: str = ""  # some plan's or quarantine's reason has this in it; `*` stands for anything
+    caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`)
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from chaos.case import Case, Check, Complaint, Violation
 from chaos.checks import EVERYWHERE
-from chaos.demands import nothing_lost, ranks_kept, says, still_at_most
-from chaos.history import Confined, Eased, History, Loaded, Missed, Proved, Sealed, Struck
+from chaos.demands import caused, nothing_lost, ranks_kept, still_at_most
+from chaos.history import Eased, History, Loaded, Missed, Proved, Sealed, Struck
 from chaos.scenario import Scenario
 from elasticrl.core.model import Phase, Rung
 
@@ -131,11 +131,7 @@ def expected_live(case: Case) -> Iterator[Complaint]:
     rung = max((fact.plan.rung for fact in plans), default=Rung.START)
     if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
         yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
-    reasons = [fact.plan.reason for fact in plans] + [
-        fact.reason for fact in case.history if isinstance(fact, Confined)
-    ]
-    if expect.said and not any(says(reason, expect.said) for reason in reasons):
-        yield end, f"no reason says {expect.said!r}"
+    yield from caused(case)
     if expect.still_at_most_s is not None:
         slowest = max((fact.factor for fact in case.history if isinstance(fact, Loaded)), default=2.0)
         yield from still_at_most(case, expect.still_at_most_s * slowest)

@@ -223,7 +223,7 @@ class Eye:
             self._free(node)
         self.facts.append(
             Confined(
-                at=at, node=node, member=str(found.member), reason=found.reason, strikes=found.strikes, held=found.held
+                at=at, node=node, member=str(found.member), cause=found.cause, strikes=found.strikes, held=found.held
             )
         )
 

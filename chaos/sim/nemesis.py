@@ -161,7 +161,7 @@ class Nemesis:
             return None
         match kind:
             case "kill_worker":
-                node.dies("signal 9 (SIGKILL)", own=False, slot=node.slots - 1)
+                node.dies("signal 9 (SIGKILL)", own=False, slot=node.slots - 1, signal=9)
             case "crash_worker":
                 node.dies("exit code 1: RuntimeError: CUDA error", own=True)
             case "hang_worker":

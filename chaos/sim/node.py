@@ -583,8 +583,8 @@ class Node:
                 self._park(plan)
             case events.Halt():
                 self._halt(action)
-            case events.Kill(slot=slot, cause=cause):
-                self.dies(cause, own=False, slot=slot)
+            case events.Kill(slot=slot, cause=cause, sign=sign):
+                self.dies(cause, own=False, slot=slot, sign=sign)
 
     def _launch(self, plan: Plan) -> None:
         if not self.warm or self.generation >= plan.generation:
@@ -690,13 +690,13 @@ class Node:
         )
         self.tell()
 
-    def dies(self, cause: str, *, own: bool, slot: int = 0) -> None:
+    def dies(self, cause: str, *, own: bool, slot: int = 0, signal: int = 0, sign: Sign | None = None) -> None:
         """A worker ends."""
         if not self.alive:
             return
         gang = self.gang
         at = gang.attempted if gang is not None else self.step
-        self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own)
+        self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own, signal=signal, sign=sign)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()
         self.world.note(

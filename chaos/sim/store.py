@@ -300,7 +300,7 @@ class Store:
                 at=self._world.now,
                 node=quarantine.member.node,
                 member=str(quarantine.member),
-                reason=quarantine.reason,
+                cause=quarantine.cause,
                 strikes=quarantine.strikes,
                 held=quarantine.held,
             )

@@ -94,8 +94,8 @@ def describe(fact: Fact) -> str:  # noqa: C901, PLR0912 - a table of sentences
             return f"{member} leads"
         case history.Expired(member=member):
             return f"the lease of {member} has run out"
-        case history.Confined(member=member, held=held, reason=reason):
-            return f"{member} {'is quarantined' if held else 'is let go'}: {reason}"
+        case history.Confined(member=member, held=held, cause=cause):
+            return f"{member} {'is quarantined' if held else 'is let go'}: {cause}"
         case history.Died(node=node, cause=cause):
             return f"a worker of {node} died: {cause}"
         case history.Left(member=member, code=code, reason=reason):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.agent.regular import open_regular
+from elasticrl.core.evidence import Sign
 from elasticrl.core.model import JOIN
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import health
@@ -51,32 +52,38 @@ class Facts:
     code: int | None  # negative: a signal; None: nobody could say
     message: str = ""  # "ValueError: bad prompt", from torch's error file
     killed: str = ""  # why we killed it ourselves
+    sign: Sign | None = None  # what that says of it
     memory: str = ""  # what the kernel says about running out of memory
     unjoined: bool = False  # it had a rank to take, and never asked for it
 
+    @property
+    def signal(self) -> int:
+        """That ended it, if it was not ours; 0: none."""
+        return -self.code if self.code is not None and self.code < 0 and not self.killed else 0
 
-def judge(facts: Facts) -> tuple[str, bool]:
-    """The cause in a sentence, and whether it was the program's own doing.
+
+def judge(facts: Facts) -> tuple[str, bool, Sign | None]:
+    """The cause in a sentence, whether it was the program's own doing, and what is known of it beside that.
 
     >>> judge(Facts(code=1, message="ValueError: bad prompt"))
-    ('exit code 1: ValueError: bad prompt', True)
+    ('exit code 1: ValueError: bad prompt', True, None)
     >>> judge(Facts(code=-9))
-    ('signal 9 (SIGKILL)', False)
+    ('signal 9 (SIGKILL)', False, None)
     """
     if facts.killed:
-        return facts.killed, False
+        return facts.killed, False, facts.sign
     if facts.memory:
-        return f"out of memory: {facts.memory}", False
+        return f"out of memory: {facts.memory}", False, Sign.OOM_KILLED
     if facts.code is None:
-        return "it ended, and nobody could say how", False
+        return "it ended, and nobody could say how", False, None
     if facts.code < 0:
-        return f"signal {-facts.code} ({signal_name(-facts.code)})", -facts.code in BAD
+        return f"signal {-facts.code} ({signal_name(-facts.code)})", -facts.code in BAD, None
     if facts.message:
         victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
-        return f"exit code {facts.code}: {facts.message}", not victim
+        return f"exit code {facts.code}: {facts.message}", not victim, None
     if facts.unjoined:
-        return f"its program ended with exit code 0, and had never called {JOIN}", True
-    return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True
+        return f"its program ended with exit code 0, and had never called {JOIN}", True, Sign.UNJOINED
+    return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True, None
 
 
 def signal_name(number: int) -> str:

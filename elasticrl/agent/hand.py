@@ -255,9 +255,9 @@ class Hand(LocalElasticAgent):
                 self._park(order)
             case wire.Halt():
                 self._halt(order)
-            case wire.Kill(slot=slot, cause=cause):
+            case wire.Kill(slot=slot, cause=cause, sign=sign):
                 if slot in self._seated:
-                    self._seated[slot].end(cause)
+                    self._seated[slot].end(cause, sign)
             case seat.Committed():
                 self._inform(order)
             case wire.Acknowledge(ended=numbers):
@@ -574,15 +574,19 @@ class Hand(LocalElasticAgent):
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
         message = exits.exception_of(failure.error_file_data) if failure else ""
         memory = self._memory.evidence(process.pid, code)
-        unjoined = code == 0 and process.slot is not None and beat.phase == LOADING
-        cause, own = exits.judge(
-            exits.Facts(code=code, message=message, killed=process.killed, memory=memory, unjoined=unjoined)
-        )
+        facts = exits.Facts(
+            code=code, message=message, killed=process.killed, sign=process.sign, memory=memory,
+            unjoined=code == 0 and process.slot is not None and beat.phase == LOADING,
+        )  # fmt: skip
+        cause, own, sign = exits.judge(facts)
         self._ends += 1
         generation = self._generation if process.slot is not None else 0
         end = Ended(
             number=self._ends, rank=process.rank, core=exits.core_of(code), said=exits.last_line(process.log),
-            exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
+            exit=Exit(
+                generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own, signal=facts.signal,
+                sign=sign,
+            ),
         )  # fmt: skip
         self._ended = [*self._ended, end][-MOST_ENDED:]
         return end

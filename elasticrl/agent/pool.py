@@ -23,6 +23,7 @@ from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
+from elasticrl.core.evidence import Sign
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
@@ -59,6 +60,7 @@ class Process:
     rank: int | None = None
     next_log: tuple[int, Path] | None = None  # where it writes once it has taken its rank in that generation
     killed: str = ""  # why we ended it
+    sign: Sign | None = None  # what that says of it
     finished: bool = False  # ended with exit code 0
 
     def assign(self, gang: Gang, slot: int, log: Path) -> None:
@@ -122,9 +124,10 @@ class Process:
             self.log, self.next_log = self.next_log[1], None
         return beat
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, sign: Sign | None = None) -> None:
         """Kill it and its children, at once, stopped or not."""
-        self.killed = self.killed or why
+        if not self.killed:
+            self.killed, self.sign = why, sign
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.agent.seat import Committed
 from elasticrl.core import events
+from elasticrl.core.evidence import Sign
 from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Work, deal
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
@@ -101,6 +102,7 @@ class Kill:
 
     slot: int
     cause: str
+    sign: Sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +218,8 @@ def order_of(action: events.Action, me: Member, run: str = "") -> Order | None:
             return Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason)
         case events.Halt(generation=generation, save=save, within_s=within_s, reason=reason):
             return Halt(generation=generation, save=save, within_s=within_s, reason=reason)
-        case events.Kill(slot=slot, cause=cause):
-            return Kill(slot=slot, cause=cause)
+        case events.Kill(slot=slot, cause=cause, sign=sign):
+            return Kill(slot=slot, cause=cause, sign=sign)
         case _:
             return None
 

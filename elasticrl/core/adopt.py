@@ -5,6 +5,7 @@ committed. So nobody does that unasked; who asks gets the newest good checkpoint
 a generation above all that can have been: the job goes on as one that was stopped.
 """
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Commit, Outcome, Phase, Plan
 from elasticrl.core.value import dataclass
 
@@ -38,6 +39,6 @@ def adopted(kept: Kept, written: float) -> tuple[Plan, Commit]:
     """What the store is told, at this time of the wall clock."""
     plan = Plan(
         generation=kept.newest + AHEAD, phase=Phase.STOP, resume=kept.step, exit_code=Outcome.STOPPED.value,
-        reason=f"the store had lost the job: going on from {kept.name}, as asked by --adopt",
+        causes=(Cause(why=Why.ADOPTED, said=kept.name),),
     )  # fmt: skip
     return plan, Commit(step=kept.step, generation=kept.generation, manifest=kept.name, written=written)

@@ -20,7 +20,7 @@ AGAIN_S = 5.0  # what a log says over and over is told anew no more often
 TOLD = 16  # of this node, in its record
 WAYS = "ways"  # the source of facts of how long the ways to the neighbours take
 STATES = frozenset({HEALTH, WAYS})  # whose newest word on the same thing is the one that holds
-ABORT = "signal 6 "  # as an exit's cause says it
+SIGABRT = 6
 PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 
 Facts = tuple[Evidence, ...]
@@ -171,7 +171,7 @@ def left(node: str, plan: Plan) -> Evidence:
 def parted(plan: Plan) -> bool:
     """Did the gang before this plan end as gloo ends who was sent more than it expects?"""
     because = plan.verdict.because if plan.verdict else ()
-    return ABORT in plan.reason or any(fact.sign in PARTING for fact in because)
+    return any(cause.signal == SIGABRT for cause in plan.causes) or any(fact.sign in PARTING for fact in because)
 
 
 def unheard(me: Member, before: Plan, plan: Plan, silent: Collection[str]) -> Evidence | None:

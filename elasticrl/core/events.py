@@ -7,7 +7,7 @@ its effect is what the next `Seen` or `Workers` shows, and an action that was lo
 from collections.abc import Mapping
 from dataclasses import field
 
-from elasticrl.core.evidence import Evidence
+from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.model import Commit as Committed
 from elasticrl.core.model import Exit, Intent, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
 from elasticrl.core.pairs import Result
@@ -270,10 +270,11 @@ class Halt(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(Action):
-    """End one worker that cannot run on: SIGCONT and SIGKILL at once. Its exit record bears the cause."""
+    """End one worker that cannot run on: SIGCONT and SIGKILL at once. Its exit record bears the cause and the sign."""
 
     slot: int
     cause: str
+    sign: Sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

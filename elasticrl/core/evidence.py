@@ -204,13 +204,12 @@ def of_stall(
     when: float | None = None,
     generation: int | None = None,
 ) -> Evidence:
-    """A worker without progress as a fact: who waits in a collective is a victim, who does not is stuck himself.
+    """A worker without progress as a fact.
 
     Where its beat says in which collective it waits, ranks can be compared: they count them alike.
     """
-    sign = Sign.STOPPED if stall.stopped else Sign.WAITED if stall.waiting else Sign.HOST_STUCK
     fact = Evidence(
-        kind=Kind.BEAT, sign=sign, rank=rank, node=node, when=when, clock="core", detail=f"in {stall.phase}",
+        kind=Kind.BEAT, sign=stall.sign, rank=rank, node=node, when=when, clock="core", detail=f"in {stall.phase}",
         line=str(stall), elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
         generation=generation,
     )  # fmt: skip
@@ -246,24 +245,14 @@ OURS: Mapping[str, Sign] = {
     "Diverged": Sign.DIVERGED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
 }  # fmt: skip
 
-#: What our own agent says of an end that it saw to, or that the kernel told it why. (`model.Stall` words the first two.)
-SAID: Mapping[str, Sign] = {
-    "stopped in ": Sign.STOPPED, "stalled in ": Sign.HOST_STUCK, "out of memory": Sign.OOM_KILLED,
-    "its workers are gone": Sign.KILLED, "its program ended with exit code 0": Sign.UNJOINED,
-}  # fmt: skip
-
 
 def _sign_of_exit(ended: "Exit") -> Sign:
-    for said, sign in SAID.items():
-        if ended.cause.startswith(said):
-            return sign
-    words = _words(ended.cause)
-    if "signal" in words:
-        number = words[words.index("signal") + 1 :][:1]
-        if number and number[0].isdigit():
-            # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
-            sign = SIGNALS.get(int(number[0]), Sign.KILLED)
-            return Sign.KILLED if sign is Sign.TOLD else sign
+    if ended.sign is not None:
+        return ended.sign
+    if ended.signal:
+        # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
+        sign = SIGNALS.get(ended.signal, Sign.KILLED)
+        return Sign.KILLED if sign is Sign.TOLD else sign
     names = _names(ended.cause)
     if not ended.own or names & NOT_ITS_OWN:
         return Sign.PEER_GONE

@@ -7,6 +7,7 @@ rule will ask for it.
 from dataclasses import replace
 
 from elasticrl.core import dossier, straggler
+from elasticrl.core.cause import Cause, found, gone
 from elasticrl.core.events import Workers
 from elasticrl.core.evidence import Evidence, bounded, of_exit
 from elasticrl.core.fallback import too_slow
@@ -85,8 +86,7 @@ def _went(scene: Scene, seat: Seat) -> bool:
 
 
 def _gone(fate: Fate, seat: Seat, generation: int) -> Evidence:
-    said = fate.why.removeprefix(f"{seat.member} ")
-    return dossier.gone(seat.member.node, "its lease ran out" if said == "died (lease)" else said, generation, None)
+    return dossier.gone(seat.member.node, gone(fate.cause) if fate.cause else "", generation, None)
 
 
 def _left(scene: Scene) -> tuple[Evidence, ...]:
@@ -142,11 +142,11 @@ def brief(verdict: Verdict) -> Verdict:
     return replace(verdict, because=tuple(bounded(fact, 120) for fact in verdict.because[:6]))
 
 
-def with_cause(why: str, verdict: Verdict | None) -> str:
-    """A reason with what is known of its cause, where that is more than a guess."""
+def known(verdict: Verdict | None) -> tuple[Cause, ...]:
+    """What a verdict says, where that is more than a guess."""
     if verdict is None or verdict.fault is Fault.UNKNOWN or verdict.confidence is Confidence.LOW:
-        return why
-    return f"{why}; {verdict.said}"
+        return ()
+    return (found(verdict),)
 
 
 def _paced(scene: Scene, lead: Lead) -> Lead:

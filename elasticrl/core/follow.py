@@ -24,6 +24,7 @@ from elasticrl.core.events import (
     Try,
     Workers,
 )
+from elasticrl.core.evidence import Sign
 from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Member, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
@@ -108,7 +109,9 @@ def record_of(state: State, now: float) -> Record:
         left = (
             replace(left, generation=here)
             if left
-            else Exit(generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False)
+            else Exit(
+                generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False, sign=Sign.KILLED
+            )
         )
     own = state.view.own
     told = workers if own is None or now >= state.reported + report_every(state) else own
@@ -302,7 +305,7 @@ def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Acti
     due = since + state.settings.timeouts.dump_s
     if not stall.stopped and state.looked_at < since and now < due:
         return (), due
-    return (Kill(slot=stall.slot, cause=str(stall)),), inf
+    return (Kill(slot=stall.slot, cause=str(stall), sign=stall.sign),), inf
 
 
 def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticrl.core import versions
-from elasticrl.core.intents import PAUSED
+from elasticrl.core.cause import Cause, Why, found, told
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Record, Rung, View, Work, rounds
 from elasticrl.core.policy import Act
@@ -12,7 +12,7 @@ from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
 from elasticrl.core.verdict import Facts, Fault
-from elasticrl.core.words import count, some
+from elasticrl.core.words import count
 
 
 def form(scene: Scene) -> Move | None:
@@ -36,23 +36,23 @@ def form(scene: Scene) -> Move | None:
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
-        return Move(plan=scene.train(seats, _begins(scene.view), Rung.START))
+        return Move(plan=scene.train(seats, _begins(scene.view), rung=Rung.START))
     if wait := patience(scene, seats):
         return wait
     held = {seat.member for seat in plan.seats}
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
-    came = [str(seat.member) for seat in seats if seat.member not in held]
-    paused = " after the pause" if plan.reason.startswith(PAUSED) else ""
-    why = f"going on{paused}{forgone(scene, seats)}" + (f", {some(came)} joined" if came else "")
-    return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
+    came = tuple(seat.member for seat in seats if seat.member not in held)
+    goes_on = Cause(why=Why.RESUMED if plan.says(Why.PAUSED) else Why.WENT_ON)
+    joined = (Cause(why=Why.JOINED, who=came),) if came else ()
+    return Move(plan=scene.train(seats, goes_on, *forgone(scene, seats), *joined, rung=rung, strike=plan.strike))
 
 
-def _begins(view: View) -> str:
+def _begins(view: View) -> Cause:
     """Why there is a plan now, where there was none."""
     if view.plan is None:
-        return "first plan"
-    return f"begun again from step {view.committed:,} after: {view.plan.reason.partition('; ')[0]}"
+        return Cause(why=Why.BEGUN)
+    return Cause(why=Why.BEGUN_AGAIN, step=view.committed, said=told(view.plan.causes[:1]))
 
 
 def waking(scene: Scene) -> Move | None:
@@ -99,8 +99,8 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
-    new = [str(seat.member) for seat in seats if seat.member not in plan.seat_of]
-    return Move(plan=scene.train(seats, f"{some(new)} joined", Rung.START, strike=plan.strike))
+    new = tuple(seat.member for seat in seats if seat.member not in plan.seat_of)
+    return Move(plan=scene.train(seats, Cause(why=Why.JOINED, who=new), rung=Rung.START, strike=plan.strike))
 
 
 def ease(scene: Scene) -> Move | None:
@@ -116,14 +116,13 @@ def ease(scene: Scene) -> Move | None:
     if seat is None or seat.member.node in scene.lead.eased:
         return None
     verdict = judge(slow, Facts(world=plan.world, nodes=plan.node_of))
-    confine = confinements(scene, {seat.member: verdict.said}) if act == Act.QUARANTINE else ()
+    confine = confinements(scene, {seat.member: found(verdict)}) if act == Act.QUARANTINE else ()
     if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
         return None
     fates = tuple(replace(f, seat=None) if s is seat else f for f, s in zip(scene.fates, plan.seats, strict=True))
     seats = scene.arrange(fates, grow=False)
-    return Move(
-        plan=scene.train(seats, verdict.said, Rung.REFORM, strike=plan.strike), confine=confine, verdict=verdict
-    )
+    eased = scene.train(seats, found(verdict), rung=Rung.REFORM, strike=plan.strike)
+    return Move(plan=eased, confine=confine, verdict=verdict)
 
 
 def moved(scene: Scene) -> Move | None:
@@ -135,15 +134,16 @@ def moved(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN:
         return None
-    found = [seat.member for seat in plan.seats if scene.vault_of(seat) != seat.vault]
-    if not found:
+    gone = tuple(seat.member for seat in plan.seats if scene.vault_of(seat) != seat.vault)
+    if not gone:
         return None
-    why = f"the vault of {', '.join(map(str, found))} answers at another port"
+    cause = Cause(why=Why.VAULT_MOVED, who=gone)
     newcomers = {seat.member for seat in plan.seats if seat.born == plan.generation}
-    if newcomers.issuperset(found) and (scene.still_trains or scene.on_their_way.issuperset(found)):
+    if newcomers.issuperset(gone) and (scene.still_trains or scene.on_their_way.issuperset(gone)):
         return None  # the gang trains without them: once it has grown, all hear it
     if scene.trained or plan.grows:
-        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike))
+        return Move(plan=scene.train(scene.staying, cause, rung=Rung.REFORM, strike=plan.strike))
     if len(scene.kept) < len(plan.seats):
         return None
-    return Move(plan=scene.write(Phase.TRAIN, plan.seats, why, plan.rung, strike=plan.strike, saves=plan.saves))
+    again = scene.write(Phase.TRAIN, plan.seats, cause, rung=plan.rung, strike=plan.strike, saves=plan.saves)
+    return Move(plan=again)

@@ -1,12 +1,9 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
-from typing import Final
-
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.losses import stranding
 from elasticrl.core.model import Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.scene import Move, Scene
-
-PAUSED: Final = "paused by"  # how the reason of that plan begins
 
 
 def over(scene: Scene) -> Move | None:
@@ -38,10 +35,14 @@ def asked_to_stop(scene: Scene) -> Move | None:
     if _mends_to_save(scene):
         return None  # what follows are the rules for who is lost
     # All of the gang save, those too that leave, or of whom nothing is heard just now: without them no save is whole.
-    seats, why = scene.plan.seats if scene.plan else (), f"stopped by {who(scene)}"
+    seats, causes = scene.plan.seats if scene.plan else (), [_stopped(scene)]
     if scene.behind and _broken(scene):
-        why += f"; no gang is there to save what was made after step {scene.view.committed}, up to step {scene.newest}"
-    return Move(plan=scene.write(Phase.STOP, seats, why, exit_code=Outcome.STOPPED.value))
+        causes.append(Cause(why=Why.UNSAVED, step=scene.view.committed, count=scene.newest))
+    return Move(plan=scene.write(Phase.STOP, seats, *causes, exit_code=Outcome.STOPPED.value))
+
+
+def _stopped(scene: Scene) -> Cause:
+    return Cause(why=Why.STOPPED, nodes=(who(scene),))
 
 
 def _broken(scene: Scene) -> bool:
@@ -60,7 +61,7 @@ def _ends_to_save(scene: Scene) -> Move | None:
     records = filter(None, map(scene.record_of, plan.seats))
     if not scene.behind and all(record.work is Work.NONE for record in records):
         return None
-    return Move(wake_at=due, why=f"stopped by {who(scene)}; its gang ends with a save")
+    return Move(wake_at=due, why=f"{_stopped(scene)}; its gang ends with a save")
 
 
 def _mends_to_save(scene: Scene) -> bool:
@@ -93,14 +94,14 @@ def _forms_to_save(scene: Scene) -> Move | None:
     if not scene.behind:
         return None
     if plan.phase is not Phase.TRAIN:
-        why = f"stopped by {who(scene)}; its gang forms once more, to save"
-        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike, saves=True))
+        again = scene.train(scene.kept, _stopped(scene), rung=Rung.REFORM, strike=plan.strike, saves=True)
+        return Move(plan=again)
     if scene.left_behind:  # it has broken up before it had grown
-        why = f"stopped by {who(scene)}; its gang forms without those who load, to save"
-        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike, saves=True))
+        causes = (_stopped(scene), Cause(why=Why.WITHOUT_LOADING))
+        return Move(plan=scene.train(scene.staying, *causes, rung=Rung.REFORM, strike=plan.strike, saves=True))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
         return None
-    return Move(wake_at=scene.deadline, why=f"stopped by {who(scene)}; its gang forms, to save")
+    return Move(wake_at=scene.deadline, why=f"{_stopped(scene)}; its gang forms, to save")
 
 
 def finished(scene: Scene) -> Move | None:
@@ -118,10 +119,8 @@ def finished(scene: Scene) -> Move | None:
         who, step = plan.seats[0].member, scene.settings.steps
         why = f"all steps are made, but step {step} was not committed within {drain_s:g} s: rank 0's log ({who}) says more"
         return Move(why=f"{why}; elasticrl stop ends the job from step {scene.view.committed}")
-    done = scene.write(
-        Phase.STOP, plan.seats, f"all {scene.view.committed} steps are made", exit_code=Outcome.FINISHED.value
-    )
-    return Move(plan=done)
+    made = Cause(why=Why.FINISHED, step=scene.view.committed)
+    return Move(plan=scene.write(Phase.STOP, plan.seats, made, exit_code=Outcome.FINISHED.value))
 
 
 def asked_to_pause(scene: Scene) -> Move | None:
@@ -130,11 +129,12 @@ def asked_to_pause(scene: Scene) -> Move | None:
         return None
     if leaving := _leave_while_paused(scene):
         return leaving
+    paused = Cause(why=Why.PAUSED, nodes=(who(scene),))
     if scene.plan is None or scene.plan.phase is Phase.HOLD:
-        return Move(why=f"{PAUSED} {who(scene)}")
+        return Move(why=str(paused))
     if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
         return None  # what follows is the rule for who leaves
-    return Move(plan=scene.write(Phase.HOLD, scene.kept, f"{PAUSED} {who(scene)}", strike=scene.plan.strike))
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, paused, strike=scene.plan.strike))
 
 
 def _leave_while_paused(scene: Scene) -> Move | None:
@@ -142,7 +142,6 @@ def _leave_while_paused(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.HOLD or plan.saves or not scene.behind:
         return None
-    if (said := stranding(scene)) is None:
+    if (unspared := stranding(scene)) is None:
         return None
-    why = f"{said}: the paused gang forms once more, to save"
-    return Move(plan=scene.train(plan.seats, why, Rung.REFORM, strike=plan.strike, saves=True))
+    return Move(plan=scene.train(plan.seats, unspared, rung=Rung.REFORM, strike=plan.strike, saves=True))

@@ -15,7 +15,7 @@ def check_plan(view: View, plan: Plan) -> None:
     number = plan.generation
     assert number == view.generation + 1, f"generation {number} cannot follow {view.generation}"
     assert plan.resume == view.committed, f"generation {number} resumes {plan.resume}, committed is {view.committed}"
-    assert plan.reason, f"generation {number} has no reason"
+    assert plan.causes, f"generation {number} has no cause"
     nodes = [seat.member.node for seat in plan.ring]
     assert len(set(nodes)) == len(nodes), f"generation {number} names a node twice: {sorted(nodes)}"
     assert plan.world <= plan.lanes, f"generation {number} has {plan.world} ranks for {plan.lanes} lanes"

@@ -3,20 +3,21 @@
 The one idea: `losses` answers what has happened to the gang; `late`, that nothing has happened by its rung's deadline.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
+from elasticrl.core.cause import Cause, Why, found
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.findings import with_cause
+from elasticrl.core.findings import known
 from elasticrl.core.judge import judge
 from elasticrl.core.model import JOIN, LOADING, Member, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
-from elasticrl.core.quarantines import confinements, cut_off, with_cap
+from elasticrl.core.quarantines import capped, confinements, cut_off
 from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.stalls import said
-from elasticrl.core.strikes import UNFORMED, hopeless, strike_of, strike_or
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
+from elasticrl.core.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.verdict import Facts, Fault, Verdict
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 
@@ -36,9 +37,10 @@ def losses(scene: Scene) -> Move | None:
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     if own:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
-        strike = strike_of(plan.strike, own.cause, max(own.step, scene.newest), own=True)
+        cause = Cause(why=Why.FAILED, said=own.cause)
+        strike = strike_of(plan.strike, cause, max(own.step, scene.newest), own=True)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
-    unwanted = {member: reason for member, reason in sick.items() if reason} | condemned
+    unwanted = {member: cause for member, cause in sick.items() if cause} | condemned
     confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
     stays = [(f, s) for f, s in zip(scene.fates, plan.seats, strict=True) if s.member not in scene.left_behind]
@@ -47,8 +49,8 @@ def losses(scene: Scene) -> Move | None:
     rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
     if strike is not plan.strike and strike and strike.count > 1:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
-    why, verdict = _why_lost(scene, condemned)
-    why = with_cap(why, scene, unwanted, confine)
+    causes, verdict = _why_lost(scene, condemned)
+    causes += capped(scene, unwanted, confine)
     lost = (s.member for f, s in zip(scene.fates, plan.seats, strict=True) if f.seat is None or f.fresh)
     if not scene.on_their_way.issuperset(lost) and (stop := hopeless(scene)):
         return stop
@@ -60,40 +62,42 @@ def losses(scene: Scene) -> Move | None:
         if s.member.node in guilty
     }
     unfit = {member.node for member in confined if member.node not in scene.conviction.guilty}
-    if wait := wait_for(scene, seats, why, rung, strike, but=unfit):
+    if wait := wait_for(scene, seats, causes, rung, strike, but=unfit):
         return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
-    move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
+    move = strike_or(scene, strike, lambda: scene.train(seats, *causes, rung=rung, strike=strike))
     return replace(move, confine=cut_off(scene, confine, cuts), verdict=verdict)
 
 
-def _condemned(scene: Scene) -> dict[Member, str]:
+def _condemned(scene: Scene) -> dict[Member, Cause]:
     """Seated members whose node the verdict proves unfit, and that policy and caps let us keep out."""
     finding, plan = scene.lead.finding, scene.plan
     if finding is None or plan is None or finding.answer.act is not Act.QUARANTINE:
         return {}
     if not finding.condemns:
         return {}
-    members = {seat.member: finding.verdict.said for seat in plan.seats if seat.member.node in finding.verdict.nodes}
-    return {quarantine.member: quarantine.reason for quarantine in confinements(scene, members)}
+    members = {seat.member: found(finding.verdict) for seat in plan.seats if seat.member.node in finding.verdict.nodes}
+    return {quarantine.member: quarantine.cause for quarantine in confinements(scene, members)}
 
 
-def _why_lost(scene: Scene, condemned: Mapping[Member, str]) -> tuple[str, Verdict | None]:
-    """Each loss in words: by the verdict where it is the one that it speaks of, and what it names beside them."""
+def _why_lost(scene: Scene, condemned: Collection[Member]) -> tuple[tuple[Cause, ...], Verdict | None]:
+    """Each loss: by the verdict where it is the one that it speaks of, and what it names beside them."""
     plan, finding = scene.plan, scene.lead.finding
     assert plan is not None
     verdict = finding.verdict if finding is not None else None
-    known = verdict is not None and verdict.fault is not Fault.UNKNOWN and verdict.confidence is not Confidence.LOW
-    said, told = [], False
+    sure = known(verdict)
+    causes, told = list[Cause](), False
     for fate, seat in zip(scene.fates, plan.seats, strict=True):
-        named = known and verdict is not None and seat.member.node in verdict.nodes
+        named = bool(sure) and verdict is not None and seat.member.node in verdict.nodes
         if verdict is not None and named and not told and (fate.fresh or seat.member in condemned):
-            said.append(f"{seat.member}: {verdict.cause}")
+            signal = fate.cause.signal if fate.cause else 0
+            causes.append(
+                Cause(why=Why.FOUND, who=(seat.member,), fault=verdict.fault, signal=signal, said=verdict.cause)
+            )
             told = True
-        elif fate.why:
-            told = told or (bool(named) and verdict is not None and verdict.fault is Fault.DEAD_NODE)
-            said.append(fate.why)
-    why = "; ".join(said[:3])
-    return why if told else with_cause(why, verdict), verdict
+        elif fate.cause:
+            told = told or (named and verdict is not None and verdict.fault is Fault.DEAD_NODE)
+            causes.append(fate.cause)
+    return (*causes, *(() if told else sure)), verdict
 
 
 def _leaves_too_few(scene: Scene) -> Move | None:
@@ -102,36 +106,35 @@ def _leaves_too_few(scene: Scene) -> Move | None:
     A gang that is only forming has nothing in hand to save: it may form first. Found on three nodes that were stopped at one
     stroke: the first could be spared, the others held in the middle of the reform, and left a minute later without a save.
     """
-    if (said := stranding(scene)) is None:
+    if (unspared := stranding(scene)) is None:
         return None
     assert scene.plan is not None
     forms = scene.behind and not scene.trained and not scene.still_trains  # one that is to grow trains on, and can save
     if forms and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
-        return Move(wake_at=scene.deadline, why=f"{said}; its gang forms, to save")
-    why = f"{said}: holding to save"
-    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike, saves=True))
+        return Move(wake_at=scene.deadline, why=f"{unspared}; its gang forms, to save")
+    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, unspared, strike=scene.plan.strike, saves=True))
 
 
-def stranding(scene: Scene) -> str | None:
-    """Nodes leave that the others cannot spare, and nothing else is wrong: in words."""
-    leaving = [fate for fate in scene.fates if fate.leaving]
+def stranding(scene: Scene) -> Cause | None:
+    """Nodes leave that the others cannot spare, and nothing else is wrong."""
+    leaving = [fate.cause.who[0] for fate in scene.fates if fate.cause and fate.leaving]
     if not leaving or any(fate.seat is None and not fate.leaving for fate in scene.fates):
         return None
     if len(scene.arrange(scene.fates, grow=False)) >= scene.settings.membership.min_nodes:
         return None
-    return f"{leaving[0].why}, and without it too few are left"
+    return Cause(why=Why.UNSPARED, who=tuple(leaving))
 
 
-def _sick(scene: Scene, fate: Fate, seat: Seat) -> str:
-    """Why this seat's node, which is up, should be kept out for a while; empty if it should not."""
+def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
+    """Why this seat's node, which is up, should be kept out for a while; None if it should not."""
     if scene.record_of(seat) is None:
-        return ""
+        return None
     if seat.member.node in scene.conviction.guilty:
-        return fate.why
+        return fate.cause
     failures = scene.lead.failures.get(seat.member.node)
     if fate.fresh and failures and failures.count >= scene.settings.health.node_strikes:
-        return f"its worker failed {failures.count} times at step {failures.step}"
-    return ""
+        return Cause(why=Why.FAILED_AGAIN, count=failures.count, step=failures.step)
+    return None
 
 
 def _broken_up(scene: Scene) -> Move | None:
@@ -150,11 +153,11 @@ def _broken_up(scene: Scene) -> Move | None:
             wake_at=due, why="members have left before the gang had formed; waiting for the one that is to blame"
         )
     if lead.formed < plan.generation - 1:
-        why = "the gang broke up again before it had formed: probing"
-        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
-    why = "the gang broke up before it had formed: again"
+        again = Cause(why=Why.BROKE_FORMING, count=2)
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, again, strike=plan.strike))
     rung = max(plan.rung, Rung.REFORM) if plan.grows else plan.rung
-    return Move(plan=scene.train(scene.kept, why, rung, strike=plan.strike))
+    once = Cause(why=Why.BROKE_FORMING, count=1)
+    return Move(plan=scene.train(scene.kept, once, rung=rung, strike=plan.strike))
 
 
 def _silent(scene: Scene) -> tuple[Seat, ...]:
@@ -177,25 +180,25 @@ def _ungrown(scene: Scene) -> Move | None:
         due = max(lead.stalled_at, scene.patient_until) + scene.settings.timeouts.confirm_s
         if scene.now < due:
             return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
-        what = f"{stalled[0].member} {stalled[0].stall}" if stalled else "the gang broke up"
-        why = f"{what} before it had grown"
-        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike))
+        first = next(iter(stalled), None)
+        cause = Cause(why=Why.BROKE_GROWING)
+        if first is not None:
+            cause = Cause(why=Why.STALLED_GROWING, who=(first.member,), said=str(first.stall))
+        return Move(plan=scene.train(scene.staying, cause, rung=Rung.REFORM, strike=plan.strike))
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline, why=plan.reason)
     if overdue := frozenset(seat.member for seat in _silent(scene)) or left:
-        names = ", ".join(map(str, sorted(overdue)[:3]))
-        why = f"{names} did not join within recovery.start"
-        unwanted = dict.fromkeys(overdue, why)
+        cause = Cause(why=Why.UNJOINED, who=tuple(sorted(overdue)), setting="recovery.start")
+        unwanted = dict.fromkeys(overdue, cause)
         confine = confinements(scene, unwanted)
         seats = tuple(seat for seat in scene.staying if seat.member not in overdue)
-        why = with_cap(why, scene, unwanted, confine)
-        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike), confine=confine)
+        causes = (cause, *capped(scene, unwanted, confine))
+        return Move(plan=scene.train(seats, *causes, rung=Rung.REFORM, strike=plan.strike), confine=confine)
     if not scene.still_trains:
         return None
     if lead.there is None or scene.newest < lead.there + PASSED_BY:
         return Move(why=plan.reason)
-    why = "the gang did not part to grow"
-    return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+    return Move(plan=scene.train(scene.kept, Cause(why=Why.UNPARTED), rung=Rung.REFORM, strike=plan.strike))
 
 
 def _unjoined(scene: Scene) -> Move | None:
@@ -213,9 +216,9 @@ def _unjoined(scene: Scene) -> Move | None:
         generation=plan.generation,
     )  # fmt: skip
     verdict = judge((fact,), Facts(world=plan.world, nodes=plan.node_of))
-    strike = strike_of(plan.strike, f"the program has not called {JOIN}", scene.newest, own=True)
+    strike = strike_of(plan.strike, Cause(why=Why.UNCALLED), scene.newest, own=True)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
-    move = strike_or(scene, strike, lambda: scene.train(scene.kept, verdict.said, rung, strike=strike))
+    move = strike_or(scene, strike, lambda: scene.train(scene.kept, found(verdict), rung=rung, strike=strike))
     return replace(move, verdict=verdict)
 
 
@@ -232,20 +235,21 @@ def late(scene: Scene) -> Move | None:
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
     silent = _silent(scene)
+    setting = f"recovery.{plan.rung.name.lower()}"
     if not silent and (move := _unjoined(scene)):
         return move
     if not silent:
-        why = f"{UNFORMED} within recovery.{plan.rung.name.lower()}: probing"
-        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
-    names = ", ".join(str(seat.member) for seat in silent[:3])
-    why = f"{names} did not join within recovery.{plan.rung.name.lower()}"
+        unformed = Cause(why=Why.UNFORMED, setting=setting)
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, unformed, strike=plan.strike))
+    cause = Cause(why=Why.UNJOINED, who=tuple(seat.member for seat in silent), setting=setting)
     if plan.rung is Rung.REFORM:
         born = scene.view.generation + 1
         seats = tuple(replace(s, born=born) if s in silent else s for s in scene.kept)
-        return Move(plan=scene.train(seats, why, Rung.REPLACE, strike=plan.strike))
-    unwanted = {seat.member: why for seat in silent}
+        return Move(plan=scene.train(seats, cause, rung=Rung.REPLACE, strike=plan.strike))
+    unwanted = dict.fromkeys(cause.who, cause)
     confine = confinements(scene, unwanted)
-    why = with_cap(why, scene, unwanted, confine)
+    causes = (cause, *capped(scene, unwanted, confine))
     fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
     rung = max(plan.rung, Rung.REFORM)
-    return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)
+    seats = scene.arrange(fates, grow=False)
+    return Move(plan=scene.train(seats, *causes, rung=rung, strike=plan.strike), confine=confine)

@@ -13,25 +13,14 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Final
 
-from elasticrl.core.evidence import Evidence
+from elasticrl.core.cause import Cause, Why, sentence, told
+from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.member import Member as Member  # noqa: PLC0414 - the first of these nouns
 from elasticrl.core.pairs import Result
 from elasticrl.core.reach import Pair
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Member:
-    """One life of one node's daemon and workers: a daemon that restarts without its workers is a new member.
-
-    Example: Member(node="n03", incarnation=2), written n03/2.
-    """
-
-    node: str
-    incarnation: int
-
-    def __str__(self) -> str:
-        return f"{self.node}/{self.incarnation}"
+from elasticrl.core.words import count
 
 
 class Phase(StrEnum):
@@ -76,19 +65,20 @@ class Seat:
 class Strike:
     """The memory of a failure that is the program's own doing, so that a crash loop is seen whoever leads.
 
-    Example: Strike(cause="exit code 1: ValueError: bad prompt", step=128, count=2)
+    Example: Strike(cause=Cause(why=Why.FAILED, said="exit code 1: ValueError: bad prompt"), step=128, count=2)
     """
 
-    cause: str
+    cause: Cause
     step: int
     count: int
+    mixed: bool = False  # other failures were counted with it
 
 
 @dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict
 class Plan:
     """The one file of truth. A generation is a plan that was written; its number strictly rises.
 
-    Example: Plan(generation=14, phase=Phase.TRAIN, seats=(...), resume=1260, reason="n03/1 died (lease); 7 nodes train")
+    Example: Plan(generation=14, phase=Phase.TRAIN, seats=(...), resume=1260, causes=(Cause(why=Why.EXPIRED, who=(...)),))
     """
 
     generation: int
@@ -101,7 +91,7 @@ class Plan:
     rung: Rung = Rung.START
     lanes: int = 1  # of the whole job; `deal` gives each rank its range
     endpoint: str = ""  # host:port of the TCPStore in which this generation meets
-    reason: str = ""  # the sentence that status shows
+    causes: tuple[Cause, ...] = ()  # why it was made, what came first first
     strike: Strike | None = None
     exit_code: int | None = None  # only with STOP
     bits: str = ""  # fingerprint of what decides the job's bits: whoever computes others gets no seat
@@ -118,6 +108,36 @@ class Plan:
     saves: bool = (
         False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms
     )
+
+    @cached_property
+    def reason(self) -> str:
+        """Its causes, and what is done about them, as status shows them. For people: what decides asks for `causes`."""
+        return told(self.causes, self._done(trains=True))
+
+    @property
+    def promise(self) -> str:
+        """The same while its gang does not train yet."""
+        return told(self.causes, self._done(trains=False))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of its causes."""
+        return tuple(cause.why.value for cause in self.causes)
+
+    def _done(self, *, trains: bool) -> str:
+        match self.phase:
+            case Phase.TRAIN:
+                saves = "its workers form once more, to save; " if self.saves else ""
+                return f"{saves}{'training' if trains else 'to train'} on {count(len(self.seats), 'node')}"
+            case Phase.PROBE:
+                return "probing across" if self.pairs else "probing"
+            case Phase.HOLD if self.saves:
+                return "holding to save"
+        return ""
+
+    def says(self, *kinds: Why) -> bool:
+        """Is one of its causes of these kinds?"""
+        return any(cause.why in kinds for cause in self.causes)
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
@@ -193,14 +213,16 @@ class Work(StrEnum):
 class Exit:
     """How a worker ended. `own` tells the program's own doing (an exception, a bad signal) from what was done to it.
 
-    Example: Exit(generation=14, slot=0, step=1283, cause="signal 9 (SIGKILL)", own=False)
+    Example: Exit(generation=14, slot=0, step=1283, cause="signal 9 (SIGKILL)", own=False, signal=9)
     """
 
     generation: int
     slot: int
     step: int
-    cause: str
+    cause: str  # for people, and for the names of exceptions in it
     own: bool
+    signal: int = 0  # that ended it
+    sign: Sign | None = None  # what its agent or the kernel knows of it; None: nothing beside the above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +244,11 @@ class Stall:
     stopped: bool = False
     op: str = ""  # the collective that it waits in, and its number in this generation; "": not known
     collective: int = 0
+
+    @property
+    def sign(self) -> Sign:
+        """What it says of the worker: who waits in a collective is a victim, who does not is stuck himself."""
+        return Sign.STOPPED if self.stopped else Sign.WAITED if self.waiting else Sign.HOST_STUCK
 
     def __str__(self) -> str:
         state = "stopped" if self.stopped else "stalled"
@@ -346,15 +373,20 @@ class Rollout:
 class Quarantine:
     """A node that is kept out of plans although it is up. `held` turns false when it has served its time.
 
-    Example: Quarantine(member=Member(node="n03", incarnation=2), reason="2 neighbours cannot hear it", strikes=1)
+    Example: Quarantine(member=Member(node="n03", incarnation=2), cause=Cause(why=Why.SILENT, ...), strikes=1)
     """
 
     member: Member
-    reason: str
+    cause: Cause
     strikes: int = 1  # each further one doubles the time; 0: it is forgiven
     held: bool = True
     cuts: tuple[Pair, ...] = ()  # ways to and from it on which nothing arrives, as was found: from whom, to whom
     found: int = 0  # the generation in which that was found
+
+    @property
+    def reason(self) -> str:
+        """Why, for people."""
+        return sentence(self.cause)
 
     def binds(self, member: Member | None) -> bool:
         """Is the life of the node that runs now kept out? The first two bind one life, later ones the node."""

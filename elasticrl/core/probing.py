@@ -8,20 +8,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from elasticrl.core import dossier
+from elasticrl.core.cause import Cause, Why, found
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.fallback import cost
-from elasticrl.core.findings import answer_to, departed, with_cause
+from elasticrl.core.findings import answer_to, departed, known
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
 from elasticrl.core.pauses import doubled
 from elasticrl.core.policy import Act, Answer
-from elasticrl.core.quarantines import confinements, cut_off, with_cap
+from elasticrl.core.quarantines import capped, confinements, cut_off
 from elasticrl.core.reach import Pair
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.state import Lead
-from elasticrl.core.strikes import UNFORMED, hopeless_by, strike_of, strike_or
+from elasticrl.core.strikes import hopeless_by, strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
 from elasticrl.core.verdict import Facts, Fault, Verdict
 
@@ -32,8 +33,7 @@ def unsure(scene: Scene) -> Move | None:
     """The neighbours accuse each other across a cut: only a probe can tell who is where."""
     if scene.plan is None or scene.plan.phase is not Phase.TRAIN or not scene.conviction.unsure:
         return None
-    why = "neighbours on both sides of a cut accuse each other: probing"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=scene.plan.strike))
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, Cause(why=Why.CUT), strike=scene.plan.strike))
 
 
 def recheck(scene: Scene) -> Move | None:
@@ -45,8 +45,7 @@ def recheck(scene: Scene) -> Move | None:
     due = scene.lead.backend_since + wait_s
     if scene.now < due:
         return Move(wake_at=due)
-    why = "on gloo: probing whether NCCL is in order again"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, Cause(why=Why.RECHECKED), strike=plan.strike))
 
 
 def probing(scene: Scene) -> Move | None:
@@ -79,31 +78,31 @@ def probing(scene: Scene) -> Move | None:
     if not any(answers.values()) and (again := _confirming(scene, order)):
         return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
-        names = ", ".join(str(seat.member) for seat in out)
-        lost = [fate.why for fate in scene.fates if fate.seat is None]  # while the others were probed
-        why = f"the probes find {names} out of reach of the others" if out else "; ".join(lost[:3])
+        lost = tuple(fate.cause for fate in scene.fates if fate.seat is None and fate.cause)  # during the probe
+        unreached = Cause(why=Why.UNREACHED, who=tuple(seat.member for seat in out))
+        causes = (unreached,) if out else lost
         # Found by seed 7311045: a spare that nobody had reached took the place of one that was put out for that.
         astray = {spare.member.node for spare in plan.spares}.difference(kept)
         left = scene.arrange(fates, grow=False, without=astray)
         cuts = {seat.member: cut_ways(seat.member.node, broken, ways) for seat in out}
-        if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
+        if wait := wait_for(scene, left, causes, Rung.REFORM, plan.strike):
             return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
-        unwanted = {seat.member: "out of reach of its peers in a probe" for seat in out}
+        unwanted = {member: replace(unreached, who=(member,)) for member in unreached.who}
         confine = confinements(scene, unwanted)
-        why = with_cap(why, scene, unwanted, confine)
-        again = scene.train(left, why, Rung.REFORM, strike=plan.strike)
+        causes += capped(scene, unwanted, confine)
+        again = scene.train(left, *causes, rung=Rung.REFORM, strike=plan.strike)
         return Move(plan=again, confine=cut_off(scene, confine, cuts), verdict=verdict)
     if plan.backend:
         return _on_gloo(scene, verdict)
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
-    unformed = plan.reason.removesuffix(": probing") if plan.reason.startswith(UNFORMED) else ""
-    strike = strike_of(plan.strike, unformed or "a stall with every node in reach", scene.newest)
+    unformed = next((cause for cause in plan.causes if cause.why is Why.UNFORMED), None)
+    strike = strike_of(plan.strike, unformed or Cause(why=Why.STALLED), scene.newest)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
-    cap = f" ({done.milder})" if done is not None and done.capped else ""
-    why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"
-    move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
+    reached = Cause(why=Why.ALL_REACHED, said=done.milder if done is not None and done.capped else "")
+    causes = (reached, *known(verdict), Cause(why=Why.AFRESH))
+    move = strike_or(scene, strike, lambda: scene.train(seats, *causes, rung=rung, strike=strike))
     return replace(move, verdict=verdict)
 
 
@@ -140,12 +139,10 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     tried = {result.node: result.nccl for result in scene.lead.results if result.nccl is not None}
     broken = any(result.nccl not in {None, "ok"} for result in scene.lead.results)
     if not broken and tried.keys() >= {seat.member.node for seat in scene.kept}:
-        fresh = scene.train(
-            scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
-        )
+        fresh = scene.train(scene.kept, Cause(why=Why.NCCL_WELL), rung=Rung.REFORM, strike=plan.strike)
         return Move(plan=replace(fresh, backend="", fallbacks=0, usual_s=0.0))
-    why = with_cause("NCCL is not found in order: staying on gloo", verdict)
-    fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
+    causes = (Cause(why=Why.NCCL_ILL), *known(verdict))
+    fresh = scene.train(scene.kept, *causes, rung=Rung.REFORM, strike=plan.strike)
     # A probe without an answer is repeated after the same time: the next might have found it in order.
     # It is no fault that this plan answers, but still the one by which the gang went on over gloo.
     return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken))
@@ -164,18 +161,18 @@ def _by_the_probe(scene: Scene, verdict: Verdict, done: Answer, ways: Iterable[E
         return stop
     if done.act is Act.FALLBACK:
         price = cost(scene)
-        why = f"{verdict.said}: going on over gloo, until a probe finds NCCL in order" + (f"; {price}" if price else "")
-        fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
+        causes = (found(verdict), Cause(why=Why.ON_GLOO), *((Cause(why=Why.PRICE, said=str(price)),) if price else ()))
+        fresh = scene.train(seats, *causes, rung=Rung.REFORM, strike=plan.strike)
         usual_s = price.usual_s if price else 0.0
         return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1, usual_s=usual_s), verdict=verdict)
     if done.act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
         ill = {node for way in ways if way.sign is not Sign.HEALTHY for node in (way.node, way.peer)}
-        members = {seat.member: verdict.said for seat in seats if seat.member.node in ill.intersection(verdict.nodes)}
+        members = {seat.member: found(verdict) for seat in seats if seat.member.node in ill.intersection(verdict.nodes)}
         confine = confinements(scene, members)
         put_out = {quarantine.member for quarantine in confine}
         if put_out:
             fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in put_out else f for f in scene.fates)
-            plan = scene.train(scene.arrange(fates, grow=False), verdict.said, Rung.REFORM, strike=plan.strike)
+            plan = scene.train(scene.arrange(fates, grow=False), found(verdict), rung=Rung.REFORM, strike=plan.strike)
             return Move(plan=plan, confine=confine, verdict=verdict)
     return None
 
@@ -209,5 +206,4 @@ def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
     pairs = tuple(pair for pair in confirm(names, results) if frozenset(pair) not in tested)
     if not pairs:
         return None
-    why = "the ways between the nodes have fallen into pieces: probing across"
-    return scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike, pairs=pairs)
+    return scene.write(Phase.PROBE, scene.kept, Cause(why=Why.PIECES), strike=plan.strike, pairs=pairs)

@@ -4,20 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Member, Quarantine
 from elasticrl.core.pauses import doubled
 from elasticrl.core.reach import Pair
 from elasticrl.core.scene import Scene
 
 
-def confinements(scene: Scene, reasons: Mapping[Member, str]) -> tuple[Quarantine, ...]:
+def confinements(scene: Scene, reasons: Mapping[Member, Cause]) -> tuple[Quarantine, ...]:
     """Quarantines for these members, as long as enough are left and not too many are put away.
 
     Found by seed 243: each was weighed by itself, so a partition put away nine nodes of twelve at one stroke.
     """
     room = max(0, _most(scene)[0] - len(scene.held))
     fresh = _fresh(scene, reasons)[:room]
-    return tuple(Quarantine(member=member, reason=reasons[member], strikes=_strikes(scene, member)) for member in fresh)
+    return tuple(Quarantine(member=member, cause=reasons[member], strikes=_strikes(scene, member)) for member in fresh)
 
 
 def cut_off(
@@ -30,7 +31,7 @@ def cut_off(
     for member in _fresh(scene, cuts):
         before = (scene.view.quarantines or {}).get(member.node)
         quarantine = noted.get(member) or Quarantine(
-            member=member, reason="out of reach of its peers", strikes=before.strikes if before else 0, held=False
+            member=member, cause=Cause(why=Why.UNREACHED, who=(member,)), strikes=before.strikes if before else 0, held=False
         )
         noted[member] = replace(quarantine, cuts=cuts[member], found=scene.view.generation)
     return tuple(noted.values())
@@ -46,12 +47,12 @@ def _strikes(scene: Scene, member: Member) -> int:
     return before.strikes + 1
 
 
-def with_cap(why: str, scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> str:
-    """A reason with who is not kept out for it though there is reason to, and which cap keeps us from it."""
+def capped(scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> tuple[Cause, ...]:
+    """Who is not kept out though there is reason to, and which cap keeps us from it."""
     put_out = {quarantine.member for quarantine in confined if quarantine.held}
-    names = ", ".join(str(member) for member in _fresh(scene, reasons) if member not in put_out)
+    who = tuple(member for member in _fresh(scene, reasons) if member not in put_out)
     most, cap = _most(scene)
-    return f"{why}; {names} not kept out: no more than {most} nodes may be at once ({cap})" if names else why
+    return (Cause(why=Why.CAPPED, who=who, of=most, setting=cap),) if who else ()
 
 
 def _fresh(scene: Scene, members: Iterable[Member]) -> list[Member]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from math import inf
 
 from elasticrl.core import versions
+from elasticrl.core.cause import KEPT, Cause, Why
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -33,7 +34,6 @@ from elasticrl.core.state import Lead
 from elasticrl.core.suspect import Conviction, conviction, neighbours, split
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
-from elasticrl.core.words import how_many_train
 
 BACK_TTLS = 3  # so many leases long a member that is heard may be without one
 
@@ -44,8 +44,12 @@ class Fate:
 
     seat: Seat | None
     fresh: bool = False
-    why: str = ""
-    leaving: bool = False
+    cause: Cause | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """Does its node leave in order?"""
+        return self.cause is not None and self.cause.why is Why.LEFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,23 +256,31 @@ class Scene:
     def _fate(self, seat: Seat) -> Fate:
         assert self.plan is not None
         member, record = seat.member, self.records.get(seat.member.node)
+
+        def lost(why: Why, *nodes: str, said: str = "") -> Fate:
+            return Fate(seat=None, cause=Cause(why=why, who=(member,), nodes=nodes, said=said))
+
         if accusers := self.conviction.guilty.get(member.node):
-            return Fate(seat=None, why=f"{member} is not heard by {' and '.join(accusers[:3])}")
+            return lost(Why.SILENT, *accusers)
         if record is None:
             waits = self.grace or member in self.unregistered
-            return Fate(seat=seat) if waits else Fate(seat=None, why=f"{member} died (lease)")
+            return Fate(seat=seat) if waits else lost(Why.EXPIRED)
         if record.member != member:
-            return Fate(seat=None, why=f"{member} came back as {record.member}")
+            return lost(Why.REBORN, said=str(record.member))
         if member.node in self.held:
-            return Fate(seat=None, why=f"{member} is quarantined: {self.held[member.node].reason}")
+            return lost(Why.QUARANTINED, said=self.held[member.node].reason)
         if record.leaving:
-            return Fate(seat=None, why=f"{member} leaves", leaving=True)
+            return lost(Why.LEFT)
         if record.generation == self.plan.generation and record.work is Work.FAILED:
-            why = f"{member}: {record.exit.cause if record.exit else 'its worker failed'}"
-            return Fate(seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, why=why)
+            left = record.exit
+            said, signal = (left.cause, left.signal) if left else ("its worker failed", 0)
+            cause = Cause(why=Why.FAILED, who=(member,), said=said, signal=signal)
+            return Fate(
+                seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, cause=cause
+            )
         if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
             # Found by seed 2352: a hold ends workers with a save, and their seat went into a gang before it had new ones.
-            return Fate(seat=None, fresh=True, why=f"{member} has no workers yet")
+            return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
         return Fate(seat=seat if born == seat.born else replace(seat, born=born))
 
@@ -471,9 +483,8 @@ class Scene:
         self,
         phase: Phase,
         seats: tuple[Seat, ...],
-        why: str,
+        *causes: Cause,
         rung: Rung = Rung.START,
-        *,
         strike: Strike | None = None,
         exit_code: int | None = None,
         pairs: tuple[Pair, ...] = (),
@@ -500,7 +511,7 @@ class Scene:
             rung=rung,
             lanes=self.settings.lanes,
             endpoint=next((endpoint for endpoint in offers if endpoint), ""),  # rank 0's agent may be down (seed 455)
-            reason=why,
+            causes=causes[:KEPT],
             strike=strike,
             exit_code=exit_code,
             bits=self.bits,
@@ -514,30 +525,26 @@ class Scene:
         )
 
     def train(
-        self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None, saves: bool = False
+        self, seats: tuple[Seat, ...], *causes: Cause, rung: Rung, strike: Strike | None = None, saves: bool = False
     ) -> Plan:
         """The next plan with these seats, or a hold if they are too few."""
-        need, why = self.settings.membership.min_nodes, why + self.unlike(seats)
+        need, causes = self.settings.membership.min_nodes, (*causes, *self.unlike(seats))
         if len(seats) < need:
-            return self.write(
-                Phase.HOLD, seats, f"{why}; {len(seats)} of the {need} nodes it needs: holding", rung, strike=strike
-            )
+            few = Cause(why=Why.TOO_FEW, count=len(seats), of=need)
+            return self.write(Phase.HOLD, seats, *causes, few, rung=rung, strike=strike)
         rung = Rung.RELOAD if self.distrusted else rung
         if rung >= Rung.RESTART:
             seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
-        return self.write(Phase.TRAIN, seats, f"{why}; {how_many_train(len(seats))}", rung, strike=strike, saves=saves)
+        return self.write(Phase.TRAIN, seats, *causes, rung=rung, strike=strike, saves=saves)
 
-    def unlike(self, seats: tuple[Seat, ...]) -> str:
+    def unlike(self, seats: tuple[Seat, ...]) -> tuple[Cause, ...]:
         """Which of those that these seats let in compute other bits than the job, where that is to be said."""
         if self.settings.exact != "warn":
-            return ""
+            return ()
         before = self.plan.seat_of if self.plan else {}
         new = (record for seat in seats if seat.member not in before and (record := self.record_of(seat)))
         nodes = sorted(record.member.node for record in new if record.bits and record.bits != self.bits)
-        if not nodes:
-            return ""
-        others = f" and {len(nodes) - 1} more" if nodes[1:] else ""
-        return f"; {nodes[0]}{others} compute{'' if others else 's'} other bits than the job (lanes.exact: warn)"
+        return (Cause(why=Why.UNLIKE, nodes=tuple(nodes)),) if nodes else ()
 
     @cached_property
     def trained(self) -> bool:

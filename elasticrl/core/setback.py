@@ -8,11 +8,11 @@ whoever began beside the empty store, follows it as any new plan.
 from dataclasses import replace
 
 from elasticrl.core.adopt import AHEAD
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Restore
 from elasticrl.core.follow import alive, plan_of, workers_of
 from elasticrl.core.model import Phase, Plan, Rung, View
 from elasticrl.core.state import State, Wish
-from elasticrl.core.words import how_many_train
 
 
 def better(known: View, view: View) -> View:
@@ -78,15 +78,15 @@ def _again(state: State, plan: Plan) -> Plan:
     A store that loses its data again may have known of one that was written again: found by two losses within 0.3 s.
     """
     view = state.view
-    lost = "lost its data" if view.plan_revision == 0 else "was set back to an earlier state"
-    why = f"the store {lost}, and {state.me.node} has written the plan again"
+    why = Why.STORE_LOST if view.plan_revision == 0 else Why.STORE_SET_BACK
+    lost = Cause(why=why, nodes=(state.me.node,))
     trains = plan.phase is Phase.TRAIN
     return replace(
         plan,
         generation=max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch),
         rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
         resume=view.committed,
-        reason=f"{why}; {how_many_train(len(plan.seats))}" if trains else f"{plan.reason}; {why}",
+        causes=(lost,) if trains else (*plan.causes, lost),
         verdict=None,
         again=True,
         gang=() if state.made == plan.generation else plan.gang,

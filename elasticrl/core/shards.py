@@ -6,9 +6,11 @@ once that some shard is with them alone, what was made since the newest commit h
 
 from collections.abc import Collection, Sequence
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Phase, Rung, Seat, Strike
 from elasticrl.core.ring import keepers
 from elasticrl.core.scene import Move, Scene
+from elasticrl.core.words import some
 
 
 def lost(
@@ -53,8 +55,9 @@ def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) ->
 
 
 def wait_for(
-    scene: Scene, seats: tuple[Seat, ...], why: str, rung: Rung, strike: Strike | None, but: Collection[str] = ()
-) -> Move | None:
+    scene: Scene, seats: tuple[Seat, ...], causes: tuple[Cause, ...], rung: Rung, strike: Strike | None,
+    but: Collection[str] = (),
+) -> Move | None:  # fmt: skip
     """Hold, in place of going back to an older step with these seats, for those who were just put out.
 
     Once for each commit: nodes that come and go would else hold the job for ever.
@@ -70,11 +73,8 @@ def wait_for(
         f.seat or seat for f, seat in zip(scene.fates, plan.seats, strict=True) if f.seat or _cut_off(scene, seat)
     )
     ttl_s = scene.settings.membership.lease_ttl_s
-    why = (
-        f"{why}; {_and(names)} alone had what was made since step {committed}, and may have it yet: holding {ttl_s:g} s for "
-        "that"
-    )
-    return Move(plan=scene.write(Phase.HOLD, kept, why, rung, strike=strike, waited=committed))
+    sole = Cause(why=Why.SOLE_KEEPERS, nodes=names, step=committed, seconds=ttl_s)
+    return Move(plan=scene.write(Phase.HOLD, kept, *causes, sole, rung=rung, strike=strike, waited=committed))
 
 
 def _cut_off(scene: Scene, seat: Seat) -> bool:
@@ -88,7 +88,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     if plan is None or scene.now >= until:
         return None
     if not scene.distrusted and (names := awaited(scene, seats)):
-        why = f"holding for {_and(names)}, who alone had what was made since step {scene.view.committed}"
+        why = f"holding for {some(names)}, who alone had what was made since step {scene.view.committed}"
         return Move(wake_at=until, why=why)
     out = any(node in scene.apart for node in scene.seated)
     if plan.waited == scene.view.committed and (scene.conviction.unsure or out):
@@ -96,16 +96,10 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     return None
 
 
-def forgone(scene: Scene, seats: tuple[Seat, ...]) -> str:
-    """What these seats cannot go on from, as a part of a reason; empty if nothing is lost."""
+def forgone(scene: Scene, seats: tuple[Seat, ...]) -> tuple[Cause, ...]:
+    """What these seats cannot go on from; empty if nothing is lost."""
     missing = _lost(scene, {seat.member.node for seat in seats})
     if not missing or not scene.behind:
-        return ""
+        return ()
     names = sorted(frozenset[str]().union(*missing))
-    return f" without {_and(names)}, and so from step {scene.view.committed} again"
-
-
-def _and(names: Sequence[str]) -> str:
-    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    *first, last = [*names[:3], *more]
-    return f"{', '.join(first)} and {last}" if first else last
+    return (Cause(why=Why.FORGONE, nodes=tuple(names), step=scene.view.committed),)

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from elasticrl.core.cause import Cause, Why, found
 from elasticrl.core.dossier import WAYS
 from elasticrl.core.evidence import Kind, Sign
-from elasticrl.core.findings import with_cause
+from elasticrl.core.findings import known
 from elasticrl.core.model import Phase, Rung, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.scene import Move, Scene
@@ -40,8 +41,8 @@ def stuck(scene: Scene) -> Move | None:
     if finding is not None and (move := _known(scene, finding)):
         return move
     verdict = finding.verdict if finding else None
-    why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike), verdict=verdict)
+    causes = (Cause(why=Why.STALLED), *known(verdict))
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, *causes, strike=plan.strike), verdict=verdict)
 
 
 def _moved_on(scene: Scene) -> bool:
@@ -93,11 +94,11 @@ def _known(scene: Scene, finding: Finding) -> Move | None:
     assert plan is not None
     if verdict.confidence is not Confidence.HIGH:
         return None
-    strike = strike_of(plan.strike, f"{verdict.fault.value}: {finding.answer.act.value}", scene.newest)
-    why = verdict.said
+    again = Cause(why=Why.FOUND, fault=verdict.fault, said=f"{verdict.fault.value}: {finding.answer.act.value}")
+    strike, cause = strike_of(plan.strike, again, scene.newest), found(verdict)
     if verdict.fault is Fault.DESYNC:
         rung = Rung.REFORM if strike.count == 1 else Rung.RESTART
-        move = strike_or(scene, strike, lambda: scene.train(scene.kept, why, rung, strike=strike))
+        move = strike_or(scene, strike, lambda: scene.train(scene.kept, cause, rung=rung, strike=strike))
         return replace(move, verdict=verdict)
     if verdict.fault is not Fault.HOST_HANG or not verdict.ranks or finding.answer.act is Act.REPORT:
         return None
@@ -111,5 +112,5 @@ def _known(scene: Scene, finding: Finding) -> Move | None:
     if not warm or len(sick) == len(plan.seats):
         return None
     seats = tuple(replace(seat, born=born) if seat.member in sick else seat for seat in scene.kept)
-    move = strike_or(scene, strike, lambda: scene.train(seats, why, Rung.REPLACE, strike=strike))
+    move = strike_or(scene, strike, lambda: scene.train(seats, cause, rung=Rung.REPLACE, strike=strike))
     return replace(move, verdict=verdict)

@@ -300,7 +300,7 @@ def settle(state: State, wishes: Sequence[Wish], now: float) -> tuple[State, tup
                 sent[key] = (action, now)
                 actions.append(action)
             wake_at = min(wake_at, sent[key][1] + retry_s)
-    reason = "; ".join(wish.reason for wish in wishes if wish.reason)
+    reason = "; ".join(dict.fromkeys(wish.reason for wish in wishes if wish.reason))
     if sent == state.sent and reason == state.reason:  # as mostly: nothing was sent, nothing came true
         return state, (), wake_at
     reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
@@ -327,7 +327,7 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
     if plan is not None and plan.generation != before.view.generation:
         fields = {
             "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
-            "resume": plan.resume, "rung": plan.rung.name.lower(), "reason": plan.reason,
+            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds, "reason": plan.reason,
         }  # fmt: skip
         said.append(Say(event="plan.adopted", fields=fields))
         if plan.verdict is not None:

@@ -3,20 +3,17 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Outcome, Phase, Plan, Strike
 from elasticrl.core.policy import Act, Answer
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.verdict import Verdict
 
-UNFORMED: Final = "the gang did not form"  # why a plan probes whose gang has not trained in its time
-
-OTHERS = ", among others"
 FIGURES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)  # addresses, shapes, sizes, process ids, ranks
 
 
-def strike_of(before: Strike | None, cause: str, step: int, *, own: bool = False) -> Strike:
+def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = False) -> Strike:
     """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
     beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
 
@@ -24,20 +21,21 @@ def strike_of(before: Strike | None, cause: str, step: int, *, own: bool = False
     """
     if before is None or step > before.step:
         return Strike(cause=cause, step=step, count=1)
-    same = alike(before.cause.removesuffix(OTHERS), cause)
+    same = alike(before.cause, cause)
     if own or (same and step == before.step):
-        named = before.cause if same else before.cause.removesuffix(OTHERS) + OTHERS
-        return replace(before, cause=named, count=before.count + 1)
+        return replace(before, count=before.count + 1, mixed=before.mixed or not same)
     return before if before.count > 1 else Strike(cause=cause, step=step, count=1)
 
 
-def alike(one: str, other: str) -> bool:
+def alike(one: Cause, other: Cause) -> bool:
     """The same but for figures, which are of one rank, process or moment?
 
-    >>> alike("ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab")
+    >>> one, other = "ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab"
+    >>> alike(Cause(why=Why.FAILED, said=one), Cause(why=Why.FAILED, said=other))
     True
     """
-    return FIGURES.sub("#", one) == FIGURES.sub("#", other)
+    bare, also = (replace(each, said=FIGURES.sub("#", each.said)) for each in (one, other))
+    return bare == also
 
 
 def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:
@@ -45,9 +43,16 @@ def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) ->
     limit = scene.settings.recovery.no_progress_limit
     if strike is None or strike.count < limit:
         return Move(plan=go_on())
-    why = f"crash loop: {strike.cause}, {strike.count} times at step {strike.step} without progress"
+    mixed = ", among others" if strike.mixed else ""
+    loop = Cause(
+        why=Why.CRASH_LOOP,
+        fault=strike.cause.fault,
+        count=strike.count,
+        step=strike.step,
+        said=f"{strike.cause}{mixed}",
+    )
     seats = scene.plan.seats if scene.plan else ()
-    return Move(plan=scene.write(Phase.STOP, seats, why, strike=strike, exit_code=Outcome.CRASH_LOOP.value))
+    return Move(plan=scene.write(Phase.STOP, seats, loop, strike=strike, exit_code=Outcome.CRASH_LOOP.value))
 
 
 def hopeless(scene: Scene) -> Move | None:
@@ -61,5 +66,6 @@ def hopeless_by(scene: Scene, verdict: Verdict, answer: Answer) -> Move | None:
     if answer.act is not Act.STOP:
         return None
     seats = scene.plan.seats if scene.plan else ()
-    plan = scene.write(Phase.STOP, seats, answer.reason, exit_code=Outcome.CRASH_LOOP.value)
+    ends = Cause(why=Why.POLICY, fault=verdict.fault, said=answer.reason)
+    plan = scene.write(Phase.STOP, seats, ends, exit_code=Outcome.CRASH_LOOP.value)
     return Move(plan=plan, verdict=verdict)

@@ -39,31 +39,14 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def how_many_train(number: int) -> str:
-    """How many train, as a plan's reason ends. How many there are besides is another moment's, which the status counts.
-
-    >>> how_many_train(1), how_many_train(3)
-    ('1 node trains', '3 nodes train')
-    """
-    return count(number, "node") + (" trains" if number == 1 else " train")
-
-
-def leaves(reason: str) -> bool:
-    """Whether a plan was made because nodes leave, and for nothing else.
-
-    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 is not heard by n0; 1 node trains")
-    (True, False)
-    """
-    *why, _ = reason.split("; ")
-    return bool(why) and all(each.endswith(" leaves") for each in why)
-
-
 def some(names: Sequence[str]) -> str:
-    """Names; of many the first, and how many more.
+    """Names; of many the first, and how many more; "" for none.
 
     >>> some(["n1"]), some(["n1", "n2"]), some(["n1", "n2", "n3", "n4"])
     ('n1', 'n1 and n2', 'n1, n2 and 2 more')
     """
+    if not names:
+        return ""
     shown, more = (names, 0) if len(names) < 4 else (names[:2], len(names) - 2)
     *first, last = [*shown, f"{more} more"] if more else shown
     return f"{', '.join(first)} and {last}" if first else last
@@ -130,7 +113,7 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     'no fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})
     'the first fault in 12 m is being answered'
-    >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING", "reason": "n1/1 leaves; 2 nodes train"})
+    >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING", "orderly": True})
     'no fault in 12 m'
     """
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
@@ -139,9 +122,7 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     stops = ["stops and pauses not counted"] if ages and picture.get("stopped_s") else []
     since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
-        reason = picture.get("reason", "")
-        asked = leaves(reason) or reason.startswith("going on")
-        recovers = picture.get("state") == "RECOVERING" and not asked
+        recovers = picture.get("state") == "RECOVERING" and not picture.get("orderly")
         return f"the first fault{since} is being answered" if recovers else f"no fault{since}"
     often = [f"one in {ago(picture['mtbf_s'])}"] if ages and faults > 1 else []
     aside = f" ({', '.join([*often, *stops])})" if often or stops else ""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elasticrl.core import dossier
+from elasticrl.core.cause import ORDERLY
 from elasticrl.core.events import Event, Workers
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
@@ -112,7 +113,7 @@ class Incidents:
         planned = [plan.verdict for plan in plans if plan.verdict]
         judged = judge(facts, Facts(world=gang.world if gang else None, nodes=nodes))
         verdict = surest([judged, *reversed(planned)] if state.lead else [*reversed(planned), judged])
-        if verdict.fault is Fault.UNKNOWN and plans and " leaves" in plans[0].reason:
+        if verdict.fault is Fault.UNKNOWN and plans and plans[0].says(*ORDERLY):
             return  # somebody who left in order, whom the others could not spare: its silence after that is no sign
         told = incident.build(
             lines, verdict, facts or verdict.because, job=self._desk.place.job, node=self._desk.place.node

@@ -162,7 +162,8 @@ def differences(before: View, view: View) -> Iterator[dict[str, Any]]:
         members, rung = len(plan.seats), plan.rung.name.lower()
         yield {
             "event": "plan.adopted", "generation": plan.generation, "phase": plan.phase.value, "members": members,
-            "world": plan.world, "resume": plan.resume, "rung": rung, "reason": plan.reason,
+            "world": plan.world, "resume": plan.resume, "rung": rung, "causes": plan.kinds,
+            "reason": plan.reason,
         }  # fmt: skip
     if commit is not None and commit != before.commit:
         named = {"step": commit.step, "generation": commit.generation, "manifest": commit.manifest}

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from elasticrl.core.cause import ORDERLY, names
 from elasticrl.core.model import Intent, Member, Phase, Plan, Record, View
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Fault, Verdict
@@ -212,7 +213,7 @@ def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float, pause
 def _fault(plan: Plan) -> Verdict | None:
     """That it answers; None for one by which somebody leaves, of which nothing is known."""
     verdict = plan.verdict
-    return None if verdict and verdict.fault is Fault.UNKNOWN and " leaves" in plan.reason else verdict
+    return None if verdict and verdict.fault is Fault.UNKNOWN and plan.says(*ORDERLY) else verdict
 
 
 def dearer(told: Broken, other: Broken) -> Broken:
@@ -240,9 +241,11 @@ class Roster:
         self._there, over, self._over = now, self._over, False
         was, self._paused = self._paused, view.intent is Intent.PAUSE and view.plan.phase is Phase.HOLD
         if before is None:
-            seated, parts = {seat.member.node: seat.member for seat in view.plan.seats}, view.plan.reason.split("; ")
-            left = {node for node, each in seated.items() if any(part.startswith(f"{each} leaves") for part in parts)}
-            went = tuple(member for node, member in sorted(seated.items()) if node not in now and node not in left)
+            seated, left = (
+                {seat.member.node: seat.member for seat in view.plan.seats},
+                names(view.plan.causes, *ORDERLY),
+            )
+            went = tuple(each for node, each in sorted(seated.items()) if node not in now and each not in left)
             stopped = view.commit.written if over and view.commit else None
             return Moves(went=went, there=frozenset(now), begun=over, stopped=stopped or None, paused=self._paused)
         if was == self._paused and (before is now or before.keys() == now.keys()):

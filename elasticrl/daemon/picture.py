@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from elasticrl.core import versions
+from elasticrl.core.cause import Why, goes_on, names, orderly
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -25,7 +26,7 @@ from elasticrl.core.model import (
 )
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Fault, Verdict
-from elasticrl.core.words import count, how_many_train, some
+from elasticrl.core.words import count, some
 from elasticrl.daemon.past import Broken, Missing, Past
 
 PAUSED = "PAUSED"  # what an operator's hold is called
@@ -81,6 +82,8 @@ class Picture:
     known: int = 0
     needs: int = 1  # 0: whoever looks does not know
     reason: str = ""
+    causes: tuple[str, ...] = ()  # the kinds of what the reason tells
+    orderly: bool = False  # the plan answers no fault: nodes left in order, or a gang goes on that held
     reason_s: float | None = None  # how long ago it was read here, of a plan that trains; None: not known
     node: str = ""  # whose daemon says so; empty: nobody's
     here: str = ""  # what it says of itself
@@ -153,8 +156,7 @@ def picture(
     if away and plan is not None and state in WANTING:
         state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
     if plan is not None and state != "TRAINING":
-        trains, shall = how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train"
-        reason, here = reason.replace(trains, shall), here.replace(trains, shall)
+        reason, here = reason.replace(plan.reason, plan.promise), here.replace(plan.reason, plan.promise)
     past = answered(past, plan) if past else None
     until = view.commit.written if plan is not None and plan.phase is Phase.STOP and view.commit else now
     uptime_s = round(past.lasted_s(until), 1) if past and until else None
@@ -170,9 +172,11 @@ def picture(
         known=len(rows),
         needs=needs,
         reason=reason,
+        causes=plan.kinds if plan and not again else (),
+        orderly=plan is not None and not again and (orderly(plan.kinds) or goes_on(plan.kinds)),
         reason_s=None if again else planned_s if planned_s is not None else of_its_fault(past, plan, now),
         node=node,
-        here=once(here),
+        here=here,
         rows=(*rows, *generating),
         uptime_s=uptime_s,
         stopped_s=round(past.stood_s(now), 1) if past else 0.0,
@@ -241,15 +245,6 @@ def beginning(view: View) -> str:
         return f"begins again from step {view.committed:,} after: {view.plan.reason}"
     begins = f"begins again from step {view.committed:,}; " if view.committed else ""
     return f"{begins}no plan yet: waiting for nodes and a leader"
-
-
-def once(said: str) -> str:
-    """Each part once: who leads says of itself what it does as a member, and what it does for all.
-
-    >>> once("paused by an operator; paused by an operator")
-    'paused by an operator'
-    """
-    return "; ".join(dict.fromkeys(said.split("; ")))
 
 
 def found(
@@ -385,8 +380,8 @@ def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: fl
 
 def drained(plan: Plan | None, drains: Mapping[str, Member]) -> list[Member]:
     """Without whom the plan goes on because an operator wanted that."""
-    parts = plan.reason.split("; ") if plan is not None and plan.phase is not Phase.STOP else ()
-    return [member for _, member in sorted(drains.items()) if f"{member} leaves" in parts]
+    left = names(plan.causes, Why.LEFT) if plan is not None and plan.phase is not Phase.STOP else frozenset()
+    return [member for _, member in sorted(drains.items()) if member in left]
 
 
 def drained_row(member: Member) -> Row:

@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
+from elasticrl.core.cause import goes_on, orderly
 from elasticrl.core.goodput import APART, goodput, stepped
-from elasticrl.core.words import leaves
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Left, Life, Log, Note, Took
 
@@ -190,15 +190,15 @@ def _generations(left: Left) -> tuple[Generation, ...]:
     newest = list(accumulate((step for _, step in sealed), max, initial=0))
     found: list[Generation] = []
     for number, each in sorted(left.log.plans.items()):
-        reason = str(each.said.get("reason", ""))
+        reason, causes = str(each.said.get("reason", "")), each.said.get("causes") or ()
         held = found[-1] if found and found[-1].phase == "hold" else None
         found.append(
             Generation(
                 number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
                 world=each.whole("world"), members=each.whole("members"), reason=reason,
                 step=newest[bisect_right(sealed, (each.at, 1 << 62))],
-                asked=leaves(reason) or (held is not None and held.rung in ("", "start")),
-                again=held is not None and held.fault and reason.startswith("going on"),
+                asked=orderly(causes) or (held is not None and held.rung in ("", "start")),
+                again=held is not None and held.fault and goes_on(causes),
             )
         )  # fmt: skip
     return tuple(found)

@@ -165,7 +165,7 @@ def test_a_stopped_worker_is_seen_and_killed_at_once_with_its_children(pair: Lab
         assert victim.stall is not None
         assert victim.stall.waiting
         assert not victim.stall.stopped
-        b.send(wire.Kill(slot=0, cause=str(seen.stall)))
+        b.send(wire.Kill(slot=0, cause=str(seen.stall), sign=seen.stall.sign))
         assert await gone(stopped) < 0.5
         report = await b.until(lambda r: r.exit is not None, 2.0)
         assert report.exit is not None

@@ -45,6 +45,7 @@ from chaos.scenario import Expect, Scenario, load, save
 from chaos.sim.cluster import Shape
 from elasticrl.config import dumps
 from elasticrl.config import load as configured
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Member, Phase, Plan, Rung, Seat
 from elasticrl.runtime.vault.layout import SEAL_AT
 from elasticrl.runtime.vault.slots import Slots
@@ -295,7 +296,15 @@ def test_a_snapshot_on_its_way_is_told_from_one_that_is_there(tmp_path: Path) ->
 
 def plan_of(phase: Phase, generation: int = 2, rung: Rung = Rung.START) -> Planned:
     seats = tuple(Seat(member=Member(node=node, incarnation=1), born=1) for node in ("n0", "n1"))
-    plan = Plan(generation=generation, phase=phase, seats=seats, lanes=12, endpoint="n0:1", reason="because", rung=rung)
+    plan = Plan(
+        generation=generation,
+        phase=phase,
+        seats=seats,
+        lanes=12,
+        endpoint="n0:1",
+        causes=(Cause(why=Why.POLICY, said="because"),),
+        rung=rung,
+    )
     return Planned(at=2.0, plan=plan, by="n0/1", committed=0, paused_s=0.0)
 
 
@@ -356,7 +365,7 @@ def test_random_faults_strike_at_places_too() -> None:
 
 def facts(*more: Fact) -> list[Fact]:
     seats = tuple(Seat(member=Member(node=node, incarnation=1), born=1) for node in ("n0", "n1"))
-    plan = Plan(generation=1, phase=Phase.TRAIN, seats=seats, lanes=12, endpoint="n0:1", reason="first plan")
+    plan = Plan(generation=1, phase=Phase.TRAIN, seats=seats, lanes=12, endpoint="n0:1", causes=(Cause(why=Why.BEGUN),))
     planned = Planned(at=0.1, plan=plan, by="n0/1", committed=0, paused_s=0.0)
     ranges, nodes = ((0, 6), (6, 12)), ("n0", "n1")
     resumed = {"version": 0, "digest": "", "source": "", "whole": -1, "nodes": nodes, "ranges": ranges}

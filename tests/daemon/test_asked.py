@@ -18,6 +18,7 @@ import pytest
 from chaos.etcd import LocalCluster
 from elasticrl.cli import serve
 from elasticrl.config.tree import Tree
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Asked
 from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
 from elasticrl.core.settings import Membership, Settings
@@ -150,7 +151,7 @@ def test_who_admits_a_node_that_does_not_run_is_told_what_brings_it_back() -> No
         member = await it.join("n1")
         assert await it.ask("admit", node="n1") == there
         await it.store.txn((), [Delete(scope=keys.member_key("n1"))])
-        kept_out = Quarantine(member=member, reason="why")
+        kept_out = Quarantine(member=member, cause=Cause(why=Why.POLICY, said="why"))
         for key, value in ((keys.drain_key("n1"), member), (keys.quarantine_key("n1"), kept_out)):
             await it.store.put(key, keys.dump(value))
             assert await it.ask("admit", node="n1") == away
@@ -179,7 +180,7 @@ def test_a_daemon_that_has_seen_nothing_yet_shows_where_the_job_stood() -> None:
         member = await it.join("n0")
         plan = Plan(
             generation=4, phase=Phase.STOP, seats=(Seat(member=replace(member, incarnation=2), born=1),), lanes=8,
-            reason="stopped by an operator", exit_code=75,
+            causes=(Cause(why=Why.STOPPED, nodes=("an operator",)),), exit_code=75,
         )  # fmt: skip
         await it.store.put(keys.PLAN, keys.dump(plan))
         await it.store.put(keys.COMMIT, keys.dump(Commit(step=18680, generation=4)))
@@ -293,7 +294,7 @@ def test_a_store_that_is_given_long_to_answer_is_told_of_by_who_waited_for_it() 
 def test_one_value_that_cannot_be_read_hides_no_other() -> None:
     async def script(it: Reached) -> None:
         member = await it.join("n1")
-        kept = Quarantine(member=member, reason="why")
+        kept = Quarantine(member=member, cause=Cause(why=Why.POLICY, said="why"))
         await it.store.put(keys.quarantine_key("n1"), keys.dump(kept))
         await it.store.put(keys.member_key("n7"), b"{")
         await it.store.put(keys.quarantine_key("n8"), b'{"v": 99}')

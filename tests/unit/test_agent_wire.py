@@ -8,6 +8,8 @@ from elasticrl.agent import seat, wire
 from elasticrl.agent.link import Link
 from elasticrl.agent.seat import Committed
 from elasticrl.core import events
+from elasticrl.core.cause import Cause, Why
+from elasticrl.core.evidence import Sign
 from elasticrl.core.model import Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
 
 A, C = (Member(node=name, incarnation=1) for name in ("a", "c"))
@@ -22,7 +24,7 @@ PLAN = Plan(
     rung=Rung.REFORM,
     lanes=8,
     endpoint="10.0.0.1:40123",
-    reason="b/1 died",
+    causes=(Cause(why=Why.EXPIRED, who=(Member(node="b", incarnation=1),)),),
 )
 
 
@@ -41,7 +43,7 @@ def test_a_member_learns_its_ranks() -> None:
         events.Reform(plan=PLAN),
         events.Park(plan=PLAN),
         events.Halt(generation=14, save=True, within_s=60.0, reason="stopped by an operator"),
-        events.Kill(slot=1, cause="stopped in rollout for 12.0 s (budget 10.0 s)"),
+        events.Kill(slot=1, cause="stopped in rollout for 12.0 s (budget 10.0 s)", sign=Sign.STOPPED),
     ],
 )
 def test_every_action_for_the_agent_survives_the_wire(action: events.Action) -> None:
@@ -58,7 +60,7 @@ def test_actions_on_the_store_are_not_for_the_agent() -> None:
 
 
 def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> None:
-    ended = Exit(generation=14, slot=1, step=1283, cause="signal 9 (SIGKILL)", own=False)
+    ended = Exit(generation=14, slot=1, step=1283, cause="signal 9 (SIGKILL)", own=False, signal=9)
     stall = Stall(slot=0, step=1283, phase="update", for_s=12.0, budget_s=10.0, waiting=True)
     report = wire.Report(
         work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
@@ -72,8 +74,8 @@ def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> No
 
 
 def test_a_newer_versions_extra_field_is_passed_over() -> None:
-    plain = json.loads(wire.encode(wire.Kill(slot=1, cause="x")))
-    assert wire.decode(json.dumps({**plain, "mercy": True}).encode()) == wire.Kill(slot=1, cause="x")
+    plain = json.loads(wire.encode(wire.Kill(slot=1, cause="x", sign=Sign.STOPPED)))
+    assert wire.decode(json.dumps({**plain, "mercy": True}).encode()) == wire.Kill(slot=1, cause="x", sign=Sign.STOPPED)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,8 @@ def test_what_is_not_the_protocol_is_refused_with_a_sentence(line: bytes, says: 
 def test_an_order_to_a_worker_survives_its_socket() -> None:
     place = seat.Assignment(
         generation=14, born=12, rank=2, world=4, slot=0, slots=2, lanes=(4, 6), all_lanes=8, resume=1260, rung=1,
-        endpoint="[::1]:40123", prefix="g14/", nodes=("a", "a", "c", "c"), reason="b/1 died",
+        endpoint="[::1]:40123", prefix="g14/", nodes=("a", "a", "c", "c"),
+        reason=PLAN.reason,
     )  # fmt: skip
     for order in (place, seat.Park(generation=15), seat.Halt(generation=15, save=True, within_s=1.5)):
         assert seat.read(json.loads(seat.write(order))) == order

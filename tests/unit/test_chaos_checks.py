@@ -9,6 +9,7 @@ from chaos.case import Case
 from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
 from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Scenario, Shape
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Phase
 from elasticrl.core.settings import Recovery, Settings
 
@@ -62,7 +63,7 @@ def test_a_version_that_is_told_when_the_step_was_cut_may_have_lain_on_what_was_
 
 def stopped(*deaths: Died, between: tuple[Fact, ...] = ()) -> list[tuple[float, str]]:
     """The job is ended for a crash loop at 20.0 s by generation 4, where three failures are allowed."""
-    end = replace(plan(4, *NODES), phase=Phase.STOP, exit_code=70, reason="crash loop")
+    end = replace(plan(4, *NODES), phase=Phase.STOP, exit_code=70, causes=(Cause(why=Why.POLICY, said="crash loop"),))
     told = (*deaths, *between, Planned(at=20.0, plan=end, by="n00/1", committed=0, paused_s=0.0))
     settings = Settings(lanes=6, recovery=Recovery(no_progress_limit=3))
     scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=settings))

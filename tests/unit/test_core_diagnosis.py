@@ -7,6 +7,7 @@ import pytest
 from test_core_step import Life, member, plan, record
 
 from elasticrl.core import dossier, events
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.judge import judge
@@ -136,11 +137,6 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
 @pytest.mark.parametrize(
     ("cause", "own", "sign"),
     [
-        ("signal 9 (SIGKILL)", False, Sign.KILLED),
-        ("stopped in update for 1.2 s (budget 0.5 s)", False, Sign.STOPPED),
-        ("stalled in rollout for 9.0 s (budget 8.0 s)", False, Sign.HOST_STUCK),
-        ("out of memory: Killed process 7 (python)", False, Sign.OOM_KILLED),
-        ("its workers are gone", False, Sign.KILLED),
         ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
         ("exit code 1: OtherFiles: The frozen weights of ref are others", True, Sign.OTHER_FILES),
         ("exit code 1: VaultError: The snapshot of step 16.0 was not copied within 20 s.", True, Sign.UNKEPT),
@@ -150,6 +146,20 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
 )
 def test_an_end_is_known_by_its_cause(cause: str, own: bool, sign: Sign) -> None:
     assert of_exit(Exit(generation=1, slot=0, step=7, cause=cause, own=own)).sign is sign
+
+
+@pytest.mark.parametrize(
+    ("signal", "sign"), [(9, Sign.KILLED), (6, Sign.ABORTED), (11, Sign.CRASHED), (15, Sign.KILLED)]
+)
+def test_an_end_is_known_by_its_signal(signal: int, sign: Sign) -> None:
+    assert of_exit(Exit(generation=1, slot=0, step=7, cause="stopped in update", own=True, signal=signal)).sign is sign
+
+
+@pytest.mark.parametrize("sign", [Sign.STOPPED, Sign.HOST_STUCK, Sign.OOM_KILLED])
+def test_what_its_agent_knows_of_an_end_counts_and_not_what_the_program_printed(sign: Sign) -> None:
+    said = "exit code 1: ValueError: signal 6 (SIGABRT), out of memory"
+    assert of_exit(Exit(generation=1, slot=0, step=7, cause=said, own=True, sign=sign)).sign is sign
+    assert of_exit(Exit(generation=1, slot=0, step=7, cause=said, own=True)).sign is Sign.PROGRAM
 
 
 def test_ranks_that_wait_can_be_compared_by_their_own_count_of_collectives() -> None:
@@ -284,13 +294,14 @@ def test_what_came_before_a_gang_was_planned_is_not_why_it_broke() -> None:
 
 def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:
     life = leader()
-    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
     life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=died))
     written = proposed(life)
     assert written is not None
     assert written.verdict is not None
     assert (written.verdict.fault, written.verdict.ranks, written.verdict.nodes) == (Fault.DEAD_RANK, (1,), ("n01",))
-    assert written.reason.startswith("n01/1: rank 1 died")
+    assert written.causes[0].fault is Fault.DEAD_RANK
+    assert written.causes[0].who == (member("n01"),)
     life.seen(2.1, "written", plan=written, plan_revision=20)
     said = [a for a in life.at(2.2, Tick(now=0)).actions if isinstance(a, Say)]
     assert not said, "it was said with the plan"
@@ -302,12 +313,12 @@ def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:
 def test_a_death_is_seen_so_what_the_operator_says_of_it_is_done(word: str, phase: Phase) -> None:
     """Who killed the worker is not known, which bars nobody from what is to be done about a death."""
     life = leader({"dead_rank": word})
-    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
     life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=died))
     written = proposed(life)
     assert written is not None
     assert (written.phase, written.exit_code) == (phase, 70 if phase is Phase.STOP else None)
-    assert "rank 1 died" in written.reason
+    assert written.causes[0].fault is Fault.DEAD_RANK
     out = [a.quarantine.member.node for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
     assert out == (["n01"] if word == "quarantine" else [])
     if word != "stop":
@@ -372,7 +383,7 @@ def test_a_rank_that_all_others_wait_for_gets_a_fresh_process_without_a_probe() 
     assert written is not None
     assert (written.phase, written.rung) == (Phase.TRAIN, Rung.REPLACE)
     assert [seat.born for seat in written.seats] == [1, 2, 1]
-    assert "n01: rank 1 is outside of collectives, in its dataloader" in written.reason
+    assert [cause.fault for cause in written.causes] == [Fault.HOST_HANG]
 
 
 def test_a_stall_is_not_probed_before_all_were_looked_at_nor_later_than_that_may_take() -> None:
@@ -437,7 +448,7 @@ def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool, no
         assert (written.verdict.fault, written.verdict.nodes) == (Fault.CONFIG, ("n01",))
     else:
         assert (written.phase, written.rung) == (Phase.TRAIN, Rung.RESTART)
-        assert written.reason.startswith("the gang broke up before it had formed: again")
+        assert [(cause.why, cause.count) for cause in written.causes] == [(Why.BROKE_FORMING, 1)]
 
 
 def test_a_request_that_was_made_twice_is_answered_by_who_has_answered_the_first() -> None:
@@ -488,7 +499,7 @@ def test_a_node_whose_gpu_is_broken_is_kept_out_though_its_gang_trains() -> None
     assert written is not None
     assert [seat.member.node for seat in written.seats] == ["n00", "n02"]
     confined = [a.quarantine for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
-    assert [(q.member.node, "Xid 79" in q.reason) for q in confined] == [("n01", True)]
+    assert [(q.member.node, q.cause.fault) for q in confined] == [("n01", Fault.GPU_FAULT)]
 
 
 def test_not_without_the_operators_word_and_never_below_min_nodes() -> None:
@@ -546,14 +557,15 @@ def test_who_loses_a_seat_in_a_probe_and_is_not_kept_out_for_a_cap_is_told_with_
     held = plan(2, *NODES, phase=Phase.PROBE)
     life.seen(2.0, "written", plan=held, plan_revision=20)
     if cap == "health.quarantine_share":  # that of one node, which is taken
-        gone = {"n07": Quarantine(member=member("n07"), reason="test", strikes=1)}
+        gone = {"n07": Quarantine(member=member("n07"), cause=Cause(why=Why.POLICY, said="test"), strikes=1)}
         life.seen(2.1, "held", quarantines=gone)
     answers = {"n00": ("n01",), "n01": ("n00", "n02"), "n02": ("n01",)}
     life.told(2.2, *(record(n, generation=2, answered=2, unreachable=found) for n, found in answers.items()))
     written = proposed(life)
     assert written is not None
     assert "n01" not in [seat.member.node for seat in written.seats]
-    assert ("n01/1 not kept out" in written.reason, cap in written.reason) == (bool(cap), True)
+    told = [(cause.who, cause.setting) for cause in written.causes if cause.why is Why.CAPPED]
+    assert told == ([((member("n01"),), cap)] if cap else [])
 
 
 def test_a_cap_is_said_though_a_plan_tells_the_verdict_and_not_where_none_is_in_the_way() -> None:
@@ -727,7 +739,8 @@ def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
     life = leader({"fabric": "fallback"}, fallback="gloo")
     after = probed(life, 3.0, 2, paced(fast), laps=lap)
     assert (after.backend, after.usual_s) == ("gloo", 0.5)
-    assert "10 MB takes about 0.08 s at the slowest way's 1e+03 Mbit/s, where a step took 0.5 s" in after.reason
+    (price,) = (cause.said for cause in after.causes if cause.why is Why.PRICE)
+    assert price.endswith("10 MB takes about 0.08 s at the slowest way's 1e+03 Mbit/s, where a step took 0.5 s")
     for now in (4.5, 7.0, 9.5, 12.0, 14.5, 17.0, 19.5):  # a record is refreshed now and then
         life.leased(now)
         train(life, now, 3, replace(after, generation=3), lap=replace(lap, generation=3, seconds=0.7))
@@ -796,7 +809,7 @@ def test_what_a_device_has_counted_puts_no_node_out_whose_ways_a_probe_found_in_
     life.told(2.0, *(stalled(name, *([dropped] if name == "n02" else [])) for name in NODES))  # type: ignore[arg-type]
     written = probed(life, 3.0, 2, results())
     assert len(written.seats) == 3
-    assert written.reason.startswith("the probes find every node in reach")
+    assert written.causes[0].why is Why.ALL_REACHED
 
 
 def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_put_out() -> None:
@@ -882,4 +895,4 @@ def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network()
     assert written is not None
     assert written.verdict is not None
     assert (written.verdict.fault, written.verdict.nodes) == (Fault.DEAD_NODE, ("n02",))
-    assert written.reason.startswith("n02/1 came back as n02/2")
+    assert (written.causes[0].why, written.causes[0].who) == (Why.REBORN, (member("n02"),))

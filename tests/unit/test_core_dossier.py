@@ -6,6 +6,7 @@ import pytest
 from test_core_step import member, plan
 
 from elasticrl.core import dossier
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
@@ -42,4 +43,4 @@ def test_ranks_have_parted_where_gloo_says_so(sign):
     because = (Evidence(kind=Kind.GLOO_ERROR, sign=sign, rank=1),)
     assert dossier.parted(replace(WITHOUT, verdict=replace(DEAD, because=because))) == (sign is not Sign.PEER_GONE)
     assert not dossier.parted(replace(WITHOUT, verdict=None))
-    assert dossier.parted(replace(WITHOUT, verdict=None, reason="rank 1 died: signal 6 (SIGABRT)"))
+    assert dossier.parted(replace(WITHOUT, verdict=None, causes=(Cause(why=Why.FAILED, signal=6),)))

@@ -6,6 +6,7 @@ import pytest
 from test_core_step import Life, leads, plan, record, trains
 
 from elasticrl.core import events
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.follow import unsaved
 from elasticrl.core.model import Commit, Phase, Work
@@ -46,7 +47,9 @@ def test_who_leaves_with_workers_that_did_not_end_says_that_their_last_step_is_i
     ended: float, lost: bool
 ):
     life = done()
-    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator")
+    stop = replace(
+        plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), causes=(Cause(why=Why.STOPPED, nodes=("an operator",)),)
+    )
     life.seen(5.0, "stop", plan=stop, plan_revision=40)
     life.at(5.1, Workers(now=0, generation=1, work=Work.TRAINING, step=20, born=1))
     decision = life.at(ended, Workers(now=0, generation=2, step=20))
@@ -57,7 +60,9 @@ def test_who_leaves_with_workers_that_did_not_end_says_that_their_last_step_is_i
 
 def test_who_leaves_without_its_last_commit_says_so():
     life = done()
-    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator")
+    stop = replace(
+        plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), causes=(Cause(why=Why.STOPPED, nodes=("an operator",)),)
+    )
     life.seen(5.0, "stop", plan=stop, plan_revision=40)
     life.at(6.0, Workers(now=0, generation=2, step=20, saved=20, manifest="m20"))
     assert any(isinstance(action, events.Commit) for action, _ in life.state.sent.values())
@@ -72,7 +77,10 @@ def test_who_leaves_without_its_last_commit_says_so():
 def test_a_job_that_begins_again_says_from_where_and_after_what():
     # Found by a reader of `status`, to whom "begun again" said neither.
     life = Life("n00/2", SETTINGS)
-    ended = replace(plan(7, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator; all left")
+    ended = replace(
+        plan(7, "n00", "n01", phase=Phase.STOP, exit_code=75),
+        causes=(Cause(why=Why.STOPPED, nodes=("an operator",)), Cause(why=Why.WITHOUT_LOADING)),
+    )
     commit = Commit(step=20, generation=6)
     life.leased(0.0)
     life.seen(0.0, "the run before", plan=ended, plan_revision=70, commit=commit, commit_revision=71)
@@ -82,4 +90,5 @@ def test_a_job_that_begins_again_says_from_where_and_after_what():
     life.told(1.0, replace(record("n00"), member=life.state.me), record("n01"))
     life.at(8.0, Tick(now=0))
     made = next(a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
-    assert made.reason == "begun again from step 20 after: stopped by an operator; 2 nodes train"
+    assert [(cause.why, cause.step) for cause in made.causes] == [(Why.BEGUN_AGAIN, 20)]
+    assert made.reason == "started again from step 20 (it had ended: stopped by an operator); training on 2 nodes"

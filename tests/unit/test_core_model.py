@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elasticrl.core import invariants, model
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Commit
 from elasticrl.core.model import Member, Phase, Plan, Seat, View, deal, rounds
 
@@ -31,7 +32,9 @@ def test_ranks_are_member_and_slot():
         plan.first_rank(Member(node="b", incarnation=2))
 
 
-GOOD = Plan(generation=4, phase=Phase.TRAIN, seats=(seat("a"), seat("b")), lanes=4, resume=10, reason="first plan")
+GOOD = Plan(
+    generation=4, phase=Phase.TRAIN, seats=(seat("a"), seat("b")), lanes=4, resume=10, causes=(Cause(why=Why.BEGUN),)
+)
 VIEW = View(plan=replace(GOOD, generation=3), commit=model.Commit(step=10, generation=3), revision=9, plan_revision=7)
 
 
@@ -41,7 +44,7 @@ VIEW = View(plan=replace(GOOD, generation=3), commit=model.Commit(step=10, gener
         ({"generation": 3}, "cannot follow"),
         ({"generation": 5}, "cannot follow"),
         ({"resume": 9}, "committed is 10"),
-        ({"reason": ""}, "no reason"),
+        ({"causes": ()}, "no cause"),
         ({"seats": (seat("a"), seat("a"))}, "a node twice"),
         ({"spares": (seat("a"),)}, "a node twice"),
         ({"lanes": 1}, "ranks for 1 lanes"),

@@ -7,6 +7,7 @@ from test_core_step import Life, leads, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.adopt import AHEAD
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.model import Commit, Intent, Member, Phase, Rung, View, Work
 from elasticrl.core.setback import better
@@ -43,7 +44,7 @@ def test_what_the_store_has_lost_is_written_again_above_all_that_anybody_has_see
     assert again.plan.generation == before.generation + AHEAD
     assert (again.plan.seats, again.plan.rung, again.plan.resume) == (before.seats, Rung.REFORM, 5)
     assert again.plan.again
-    assert again.plan.reason == "the store lost its data, and n00 has written the plan again; 2 nodes train"
+    assert [(cause.why, cause.nodes) for cause in again.plan.causes] == [(Why.STORE_LOST, ("n00",))]
     life.seen(4.1, "written", plan=again.plan, plan_revision=3, commit=again.commit, commit_revision=3)
     assert life.state.lost_since is None
     life.at(6.5, Tick(now=0))
@@ -56,7 +57,7 @@ def test_an_older_plan_in_a_store_that_was_set_back_is_not_followed():
     lost(life, 4.0, plan=older, plan_revision=2)
     assert life.state.view.generation == 3
     assert restored(life).if_plan == 2
-    assert "was set back to an earlier state" in restored(life).plan.reason
+    assert restored(life).plan.says(Why.STORE_SET_BACK)
 
 
 def test_who_stands_far_from_the_office_leaves_it_to_others_first():
@@ -146,7 +147,11 @@ def test_a_daemon_that_knows_no_more_than_a_set_back_store_leaves_newer_workers_
 @pytest.mark.parametrize("same", [True, False])
 def test_of_two_plans_of_one_number_the_one_that_was_followed_counts(same):
     known = training().view
-    other = known.plan if same else replace(known.plan, reason="by who began beside the empty store")
+    other = (
+        known.plan
+        if same
+        else replace(known.plan, causes=(Cause(why=Why.POLICY, said="by who began beside the empty store"),))
+    )
     found = better(known, View(epoch=1, revision=3, plan=other, plan_revision=3, commit=known.commit))
     assert found.lost is not same
     assert found.plan == known.plan

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core import events
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.model import Commit, Lap, Phase, Work
@@ -67,7 +68,8 @@ def test_the_job_holds_for_those_who_alone_keep_a_shard():
     made = proposed(cut_off(four_train(), 5.0, "n02", "n03"))
     assert made.phase is Phase.HOLD
     assert [seat.member.node for seat in made.seats] == list(FOUR)
-    assert "n02 and n03 alone had what was made since step 0, and may have it yet: holding 10 s for that" in made.reason
+    sole = Cause(why=Why.SOLE_KEEPERS, nodes=("n02", "n03"), step=0, seconds=10.0)
+    assert sole in made.causes
 
 
 def test_nobody_is_quarantined_while_he_is_waited_for():
@@ -100,7 +102,7 @@ def test_it_goes_on_without_them_after_a_lease():
     made = proposed(life.at(15.3, Tick(now=0)))
     assert made.phase is Phase.TRAIN
     assert [seat.member.node for seat in made.seats] == ["n00", "n01"]
-    assert "going on without n02 and n03, and so from step 0 again" in made.reason
+    assert Cause(why=Why.FORGONE, nodes=("n02", "n03"), step=0) in made.causes
 
 
 @pytest.mark.parametrize("case", ["nothing newer", "one is left", "gone for good", "waited before"])
@@ -136,4 +138,4 @@ def test_who_keeps_what_goes_by_the_gang_that_has_sealed_a_step_also_where_a_rec
     life.view = replace(life.view, records=records, revision=life.view.revision + 1)
     made = proposed(life.at(5.1, events.Seen(now=0, view=life.view)))
     assert made.phase is Phase.HOLD, made.reason
-    assert "n03 alone had what was made since step 0" in made.reason
+    assert [cause.nodes for cause in made.causes if cause.why is Why.SOLE_KEEPERS] == [("n03",)]

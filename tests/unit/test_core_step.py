@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core import events
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Asked, Found, Leased, Probed, Seen, Suspected, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.follow import report_every
@@ -50,7 +51,12 @@ def seat(name, born=1):
 
 def plan(generation, *names, phase=Phase.TRAIN, **more):
     return Plan(
-        generation=generation, phase=phase, seats=tuple(seat(n) for n in names), lanes=6, reason="as told", **more
+        generation=generation,
+        phase=phase,
+        seats=tuple(seat(n) for n in names),
+        lanes=6,
+        causes=(Cause(why=Why.POLICY, said="as told"),),
+        **more,
     )
 
 
@@ -163,7 +169,7 @@ def a_followers_life():
     life.at(9.0, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=4, stall=stall))
     where = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=1, node="n01", generation=2, detail="in its dataloader")
     life.at(9.05, Found(now=0, evidence=(where,), scene=0))
-    died = Exit(generation=2, slot=0, step=4, cause="stalled in rollout", own=False)
+    died = Exit(generation=2, slot=0, step=4, cause="stalled in rollout", own=False, sign=Sign.HOST_STUCK)
     life.at(9.1, Workers(now=0, work=Work.FAILED, generation=2, warm=True, step=4, exit=died))
     fresh = replace(plan(3, "n00"), seats=(seat("n00"), seat("n01", born=3)))
     life.seen(9.3, "plan 3: this node starts afresh", plan=fresh, plan_revision=12)
@@ -218,7 +224,7 @@ def a_leaders_life():
     life.at(2.5, Tick(now=0), "Tick: nobody else comes")
     trains(life, 2.6, 1, "n00", "n01", "n02")
     life.leased(2.9)
-    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
     life.told(4.0, record("n02", work=Work.FAILED, generation=1, exit=died))
     trains(life, 4.1, 2, "n00", "n01", "n02")
     life.leased(5.0)
@@ -226,7 +232,9 @@ def a_leaders_life():
     life.told(6.0, suspicious)
     life.at(6.1, Suspected(now=0, node="n02"))
     life.told(6.2, life.view.own)
-    life.view = replace(life.view, quarantines={"n02": Quarantine(member=member("n02"), reason="not heard")})
+    life.view = replace(
+        life.view, quarantines={"n02": Quarantine(member=member("n02"), cause=Cause(why=Why.POLICY, said="not heard"))}
+    )
     trains(life, 6.4, 3, "n00", "n01")
     life.leased(8.0)
     life.told(9.0, record("n01", work=Work.STALLED, generation=3, born=1))
@@ -315,7 +323,7 @@ def a_crash_loop():
         life.leased(now + 0.5)
         life.told(now + 1.0, record("n01", work=Work.FAILED, generation=generation, exit=died))
         life.strike = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan.strike
-        life.lines.append(f"            {life.strike}")
+        life.lines.append(f"            {life.strike.count} x at step {life.strike.step}: {life.strike.cause}")
     return life.lines
 
 
@@ -328,7 +336,9 @@ def what_operators_ask():
     life.at(2.5, Asked(now=0, verb=Verb.DRAIN, node="n01"))
     life.at(2.6, Asked(now=0, verb=Verb.PAUSE))
     life.seen(2.7, "paused", intent=Intent.PAUSE, intent_generation=1, intent_by="alice on n01")
-    paused = replace(plan(2, "n00", "n01", "n02", phase=Phase.HOLD), reason="paused by alice on n01")
+    paused = replace(
+        plan(2, "n00", "n01", "n02", phase=Phase.HOLD), causes=(Cause(why=Why.PAUSED, nodes=("alice on n01",)),)
+    )
     life.seen(2.8, "plan 2 written", plan=paused, plan_revision=20)
     life.at(2.9, Workers(now=0, work=Work.PARKED, generation=2, born=1, warm=True, endpoint="n00:29500"))
     held = [record(n, work=Work.PARKED, generation=2, born=1) for n in ("n01", "n02")]
@@ -405,11 +415,11 @@ def test_a_plan_for_another_reason_says_where_each_vault_is_now():
     life.at(2.5, Tick(now=0))
     trains(life, 2.6, 1, "n00", "n01", "n02")
     life.leased(2.9)
-    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
     moved = record("n01", work=Work.JOINING, generation=1, born=1, vault="n01:7999")
     life.told(4.0, moved, record("n02", work=Work.FAILED, generation=1, exit=died))
     proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
-    assert "SIGKILL" in proposed.reason
+    assert proposed.causes[0].signal == 9
     assert [seat.vault for seat in proposed.seats] == ["", "n01:7999", ""]
 
 
@@ -423,7 +433,7 @@ def test_a_gang_that_forms_hears_at_once_where_a_vault_has_moved_and_goes_on_as_
     life.at(2.7, Workers(now=0, work=work, generation=1, born=1, warm=True, endpoint="n00:29500"))
     life.told(2.8, life.view.own, record("n01", work=work, generation=1, born=1, vault="n01:7999"))
     proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
-    assert "the vault of n01/1 answers at another port" in proposed.reason
+    assert Cause(why=Why.VAULT_MOVED, who=(member("n01"),)) in proposed.causes
     assert proposed.rung is rung
     assert [(seat.born, seat.vault) for seat in proposed.seats] == [(1, ""), (1, "n01:7999")]
 
@@ -448,14 +458,14 @@ def test_a_plan_that_lets_other_bits_in_says_so_once_and_only_where_that_is_want
     life.told(1.0, record("n00"), record("n01"), record("n02", bits="y"))
     life.at(2.5, Tick(now=0))
     (proposed,) = (a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
-    assert ("n02 computes other bits than the job (lanes.exact: warn)" in proposed.reason) is says
+    assert (Cause(why=Why.UNLIKE, nodes=("n02",)) in proposed.causes) is says
     assert (member("n02") in proposed.seat_of) is (exact != "require")
     if not says:
         return
     trains(life, 2.6, 1, "n00", "n01", "n02")
     life.leased(2.9)
-    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
     life.told(4.0, record("n02", bits="y", work=Work.FAILED, generation=1, exit=died))
     (proposed,) = (a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
-    assert "SIGKILL" in proposed.reason
-    assert "other bits" not in proposed.reason
+    assert proposed.causes[0].signal == 9
+    assert not proposed.says(Why.UNLIKE)

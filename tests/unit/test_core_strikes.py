@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Probed, Propose, Tick, Workers
 from elasticrl.core.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
 from elasticrl.core.strikes import strike_of
@@ -14,7 +15,7 @@ from elasticrl.core.strikes import strike_of
 def test_no_wait_is_too_long_to_be_computed(often: int) -> None:
     life = Life("n00/1")
     leads(life)
-    put_out = Quarantine(member=member("n02"), reason="not heard", strikes=often)
+    put_out = Quarantine(member=member("n02"), cause=Cause(why=Why.POLICY, said="not heard"), strikes=often)
     life.view = replace(life.view, quarantines={"n02": put_out})
     trains(life, 2.6, 1, "n00", "n01", backend="gloo", fallbacks=often)
     life.leased(2.9)
@@ -29,13 +30,17 @@ def test_no_wait_is_too_long_to_be_computed(often: int) -> None:
     life.at(health.quarantine_max_s + 4.0, Tick(now=0))
     told = "\n".join(life.lines)
     assert "Confine n02/1 let go" in told
-    assert "on gloo: probing" in told
+    assert "training runs over gloo" in told
 
 
 # ---- what is distrusted
 
 
-TWICE = Strike(cause="exit code 1: ValueError", step=7, count=2)
+def failed(said: str) -> Cause:
+    return Cause(why=Why.FAILED, said=said)
+
+
+TWICE = Strike(cause=failed("exit code 1: ValueError"), step=7, count=2)
 
 
 def proposed(life: Life) -> Plan:
@@ -119,8 +124,8 @@ def test_a_stall_sends_a_gang_to_the_disk_again_only_if_it_has_not_trained_from_
     assert (after.phase, after.rung) == (Phase.TRAIN, Rung.RESTART if read else Rung.RELOAD)
     assert after.strike is not None
     # Of what loads too slowly the setting is named, as that is what there is to do.
-    said = "a stall with every node in reach" if read else "the gang did not form within recovery.reload"
-    assert after.strike.cause == said
+    unformed = Cause(why=Why.UNFORMED, setting="recovery.reload")
+    assert after.strike.cause == (Cause(why=Why.STALLED) if read else unformed)
 
 
 # ---- crash loops
@@ -137,7 +142,7 @@ def test_a_stall_sends_a_gang_to_the_disk_again_only_if_it_has_not_trained_from_
 def test_a_crash_loop_is_one_whatever_it_says(ends: list[str]) -> None:
     strike = None
     for number, cause in enumerate(ends, 1):
-        strike = strike_of(strike, cause, 7, own=True)
+        strike = strike_of(strike, failed(cause), 7, own=True)
         assert (strike.step, strike.count) == (7, number)
 
 
@@ -145,22 +150,23 @@ def test_a_strike_says_whether_there_were_others() -> None:
     said = []
     strike = None
     for cause in ("3 of 4", "5 of 6", "bad", "7 of 8", "bad"):
-        strike = strike_of(strike, cause, 7, own=True)
-        said.append(strike.cause)
-    assert said == ["3 of 4", "3 of 4", "3 of 4, among others", "3 of 4, among others", "3 of 4, among others"]
+        strike = strike_of(strike, failed(cause), 7, own=True)
+        said.append((strike.cause.said, strike.mixed))
+    assert said == [("3 of 4", False)] * 2 + [("3 of 4", True)] * 3
 
 
 def test_only_progress_beyond_its_step_makes_a_failure_a_first_one() -> None:
-    again = strike_of(TWICE, "KeyError", 5, own=True)
+    again = strike_of(TWICE, failed("KeyError"), 5, own=True)
     assert (again.step, again.count) == (7, 3), "it has to get beyond the step of the first"
     assert strike_of(TWICE, TWICE.cause, 8, own=True) == Strike(cause=TWICE.cause, step=8, count=1)
 
 
 def test_a_stall_counts_with_its_like_at_its_step_alone() -> None:
     once = replace(TWICE, count=1)
-    assert strike_of(once, "a stall", 7) == Strike(cause="a stall", step=7, count=1)
-    assert strike_of(TWICE, "a stall", 7) is TWICE
-    assert strike_of(Strike(cause="a stall", step=7, count=1), "a stall", 7).count == 2
+    stall = Cause(why=Why.STALLED)
+    assert strike_of(once, stall, 7) == Strike(cause=stall, step=7, count=1)
+    assert strike_of(TWICE, stall, 7) is TWICE
+    assert strike_of(Strike(cause=stall, step=7, count=1), stall, 7).count == 2
 
 
 @pytest.mark.parametrize(("newest", "count"), [(7, 2), (8, 1)])

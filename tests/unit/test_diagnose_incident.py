@@ -28,13 +28,15 @@ def line(second: float, event: str, **fields: object) -> dict[str, object]:
 
 KILLED = [
     line(10.0, "workers.changed", work="training", generation=13, born=13, step=128),
-    line(15.12, "worker.exited", generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False),
+    line(15.12, "worker.exited", generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False, signal=9),
     line(15.13, "beats.refused", sender="10.0.0.9", problem="not signed"),
     line(15.2, "plan.adopted", generation=14, phase="train", rung="replace", reason="n03/1 failed; a spare takes over"),
     line(15.4, "workers.changed", work="training", generation=14, born=14, step=131),
     line(15.46, "recovery.done", generation=14, rung="replace", total_s=0.34, stages={"detect": 0.02}),
 ]
-EVIDENCE = (of_exit(Exit(generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False), rank=3, node="n03"),)
+EVIDENCE = (
+    of_exit(Exit(generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False, signal=9), rank=3, node="n03"),
+)
 
 
 def recorded() -> Incident:

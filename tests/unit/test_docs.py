@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.cli import render
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rung, Seat, View, Work
@@ -96,7 +97,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", generation=13)
     lives = judge([gone, replace(gone, sign=Sign.UNHEARD)], Facts(world=8, nodes={}))  # as its incident is told anew
     plan = Plan(
-        generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, reason=f"{why}; 7 nodes train",
+        generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, causes=(Cause(why=Why.POLICY, said=f"{why}; 7 nodes train"),),
         seats=tuple(Seat(member=each, born=1) for each in members if each != out),
         verdict=judge([gone], Facts(world=8, nodes={})),
     )  # fmt: skip
@@ -117,7 +118,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     seen = picture(
         "ppo-7b",
         View(plan=plan, leader=members[0], commit=Commit(step=1280, generation=13, written=now - 41.0)),
-        records, {"n03": Quarantine(member=out, reason=why)},
+        records, {"n03": Quarantine(member=out, cause=Cause(why=Why.POLICY, said=why))},
         past=Past(began=now - 13_020.0, faults=3, last=last), needs=4, now=now, planned_s=40.0,
     )  # fmt: skip
     said = render.status(asdict(seen), colour=False)

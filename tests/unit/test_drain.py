@@ -2,6 +2,7 @@
 
 import pytest
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Seat, View, Work
 from elasticrl.core.settings import Membership, Settings
@@ -58,7 +59,7 @@ def test_who_cannot_be_spared_stays(view: View, least: int, asked: str, stays: b
 def test_a_spare_in_quarantine_takes_nobodys_place_and_an_earlier_lifes_request_counts_for_nothing() -> None:
     settings = Settings(lanes=8, membership=Membership(min_nodes=2))
     view = seen("ab", spare("c"))
-    kept_out = {"c": Quarantine(member=member("c"), reason="silent")}
+    kept_out = {"c": Quarantine(member=member("c"), cause=Cause(why=Why.POLICY, said="silent"))}
     assert refusal(View(plan=view.plan, records=view.records, quarantines=kept_out), settings, "a")
     assert not refusal(view, settings, "a", [Member(node="c", incarnation=0)])
 

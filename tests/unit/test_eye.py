@@ -7,6 +7,7 @@ import pytest
 
 from chaos.history import CROSSING_S, Planned
 from chaos.live.eye import Eye
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Member, Phase, Plan, Quarantine, Seat
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Entry
@@ -27,7 +28,9 @@ def seen(key: str, value: Any) -> Change:
 def test_a_quarantine_counts_once_it_has_stood_for_a_while(later_s: float, held: tuple[str, ...]) -> None:
     # Found by live seed 41: two nodes were put out 10 ms apart, and the second quarantine overtook the first's plan.
     eye = Eye(cast("Any", SimpleNamespace()), 0.0)
-    eye._changed(1.0, seen(keys.quarantine_key("n3"), Quarantine(member=BAD, reason="not heard")))
+    eye._changed(
+        1.0, seen(keys.quarantine_key("n3"), Quarantine(member=BAD, cause=Cause(why=Why.POLICY, said="not heard")))
+    )
     eye._changed(1.0 + later_s, seen(keys.PLAN, PLAN))
     eye._loop.close()
     planned = [fact for fact in eye.facts if isinstance(fact, Planned)]

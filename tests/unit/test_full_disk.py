@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from elasticrl.config.tree import Tree
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Seen
 from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Seat, View
 from elasticrl.core.settings import Membership, Settings
@@ -119,8 +120,11 @@ def test_a_folder_that_cannot_be_made_is_survived(tmp_path: Path) -> None:
 
 def test_what_a_view_has_as_before_is_not_written_again(it: Traced) -> None:
     seats = tuple(Seat(member=Member(node=f"n{n}", incarnation=1), born=1, beat=f"h:{n}") for n in range(200))
-    plans = [Plan(generation=n, phase=Phase.TRAIN, seats=seats, lanes=200, reason=f"plan {n}") for n in (1, 2)]
-    kept = {"n9": Quarantine(member=Member(node="n9", incarnation=1), reason="why")}
+    plans = [
+        Plan(generation=n, phase=Phase.TRAIN, seats=seats, lanes=200, causes=(Cause(why=Why.POLICY, said=f"plan {n}"),))
+        for n in (1, 2)
+    ]
+    kept = {"n9": Quarantine(member=Member(node="n9", incarnation=1), cause=Cause(why=Why.POLICY, said="why"))}
     records = {f"n{n}": Record(member=seats[n].member, step=n) for n in range(3)}
     it.sees(1)
     it.sees(2, plan=plans[0], quarantines=kept, records=records)

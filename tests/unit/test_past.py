@@ -8,6 +8,7 @@ from functools import reduce
 import pytest
 
 from elasticrl.cli import render
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
@@ -66,7 +67,12 @@ def test_those_who_tell_what_a_fault_cost_at_once_do_not_overwrite_each_other() 
 
 def test_status_and_page_say_what_happened_after_everybody_is_back() -> None:
     n0 = Member(node="n0", incarnation=1)
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=n0, born=1),), reason="1 node joined")
+    plan = Plan(
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=n0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="1 node joined"),),
+    )
     seen = picture(
         "ppo", View(plan=plan, leader=n0), {"n0": Record(member=n0)}, {}, needs=1, now=1000.0,
         past=Past(began=100.0, faults=2, last=KILLED),
@@ -151,9 +157,17 @@ def test_what_it_cost_is_said_with_it() -> None:
 
 def test_a_fault_that_the_plan_answers_is_told_before_its_incident_is_written() -> None:
     # Found by a newcomer: "no fault in 62 s" stood below "rank 0 died", and the fault before was told as the last.
-    died = of_exit(Exit(generation=3, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False), rank=1, node="n1")
+    died = of_exit(
+        Exit(generation=3, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False, signal=9), rank=1, node="n1"
+    )
     verdict = judge([died], Facts(world=2, nodes={}))
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
+    plan = Plan(
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+        verdict=verdict,
+    )
 
     def said(last: Broken | None, faults: int) -> str:
         past = Past(began=100.0, faults=faults, last=last)
@@ -172,7 +186,13 @@ LOST = Verdict(
     fault=Fault.DEAD_NODE, nodes=("n1", "n2"), cause="n1 and n2 are gone", confidence=Confidence.HIGH,
     remedy="Look whether they have power.",
 )  # fmt: skip
-HELD = Plan(generation=6, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=LOST)
+HELD = Plan(
+    generation=6,
+    phase=Phase.HOLD,
+    seats=(Seat(member=N0, born=1),),
+    causes=(Cause(why=Why.POLICY, said="held"),),
+    verdict=LOST,
+)
 
 
 def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> None:
@@ -181,7 +201,7 @@ def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> No
     (open_,) = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
     before = Past(began=100.0, faults=1, last=replace(KILLED, generation=5, broke=4))
     held = before.after(open_)
-    goes_on = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=None, reason="going on; 1 node trains")
+    goes_on = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=None, causes=(Cause(why=Why.WENT_ON),))
 
     def seen(past: Past, plan: Plan, work: Work) -> tuple[str, str]:
         records = {"n0": Record(member=N0, generation=plan.generation, work=work)}
@@ -210,7 +230,7 @@ def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> No
     later = told.after(replace(KILLED, generation=8, broke=7))
     assert later.faults == 3
     assert told.over(replace(end, generation=9, broke=8), goes_on, 960.0) == told, "it was over before"
-    joined = replace(goes_on, generation=8, reason="n1/2 joined; 2 nodes train")
+    joined = replace(goes_on, generation=8, causes=(Cause(why=Why.JOINED, who=(Member(node="n1", incarnation=2),)),))
     assert "dead_node" not in seen(told, joined, Work.TRAINING)[1], "another plan has come since"
 
 
@@ -225,7 +245,12 @@ def test_what_a_fault_cost_is_told_as_soon_as_it_is_over_and_once() -> None:
     assert Past(began=100.0).over(end, replace(answers, verdict=None), 960.0).faults == 0
     unknown = replace(LOST, fault=Fault.UNKNOWN)
     assert Past(began=100.0).over(end, replace(answers, verdict=unknown), 960.0).faults == 0, "its incident may know"
-    leaves = replace(HELD, verdict=unknown, reason="n1/1 leaves, and without it too few are left: holding to save")
+    leaves = replace(
+        HELD,
+        verdict=unknown,
+        causes=(Cause(why=Why.UNSPARED, who=(Member(node="n1", incarnation=1),)),),
+        saves=True,
+    )
     assert lasting(None, leaves, Stages(), at=950.0) == ()
 
 
@@ -281,7 +306,7 @@ def test_a_fault_that_a_pause_comes_into_is_told_though_nobody_times_its_end() -
     answers, paused = replace(HELD, phase=Phase.TRAIN), replace(HELD, generation=7, verdict=None)
     told = lasting(answers, paused, Stages(sign_at=1.0, broke=5), at=950.0, paused=True)
     past = reduce(Past.after, told, Past(began=100.0))
-    resumed = replace(paused, generation=8, phase=Phase.TRAIN, reason="going on after the pause; 1 node trains")
+    resumed = replace(paused, generation=8, phase=Phase.TRAIN, causes=(Cause(why=Why.RESUMED),))
     seen = picture("ppo", View(plan=resumed, leader=N0), {}, {}, needs=1, now=1000.0, past=past)
     assert words(asdict(seen)) == "1 fault in 15 m; the last 50 s ago: n1 and n2 are gone"
     assert not any("dead_node" in each for each in seen.advice), "no longer"
@@ -363,7 +388,11 @@ def test_why_a_gang_is_on_gloo_stays_in_the_advice_and_counts_once() -> None:
     fabric = replace(LOST, fault=Fault.FABRIC, cause="NCCL does not form", remedy="Look at NCCL.")
     past = Past(began=100.0).after(replace(KILLED, verdict=fabric, said=fabric.said, generation=5, broke=4))
     stays = Plan(
-        generation=7, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="staying on gloo", backend="gloo"
+        generation=7,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="staying on gloo"),),
+        backend="gloo",
     )
     seen = picture("ppo", View(plan=stays, leader=N0), {}, {}, needs=1, now=1000.0, past=past)
     assert seen.faults == 1
@@ -390,7 +419,11 @@ def test_what_a_cap_keeps_from_being_mended_is_another_fault_than_the_one_before
 def there(*members: Member, leaving: Member | None = None) -> View:
     seats = tuple(Seat(member=member, born=1) for member in (N0, N1))
     records = {each.node: Record(member=each, leaving=each == leaving) for each in members}
-    return View(plan=Plan(generation=1, phase=Phase.TRAIN, seats=seats, reason="so"), leader=N0, records=records)
+    return View(
+        plan=Plan(generation=1, phase=Phase.TRAIN, seats=seats, causes=(Cause(why=Why.POLICY, said="so"),)),
+        leader=N0,
+        records=records,
+    )
 
 
 def rolled(*views: View) -> Past:
@@ -444,8 +477,8 @@ def test_a_node_that_was_drained_and_comes_back_does_not_take_the_place_of_one_t
 def test_who_was_let_go_though_the_others_hold_without_it_is_not_gone_without_a_word() -> None:
     view = there(N1)
     assert view.plan is not None
-    why = "n0/1 leaves, and without it too few are left: holding to save"
-    view = replace(view, plan=replace(view.plan, phase=Phase.HOLD, reason=why), leader=N1)
+    unspared = Cause(why=Why.UNSPARED, who=(N0,))
+    view = replace(view, plan=replace(view.plan, phase=Phase.HOLD, causes=(unspared,), saves=True), leader=N1)
     assert rolled(view).missing == ()
     seen = picture("ppo", view, view.records or {}, {}, needs=2, now=9.0, past=rolled(view), drains={"n0": N0})
     assert [(row.member, row.state) for row in seen.rows] == [("n0/1", "drained"), ("n1/1", "no worker")]
@@ -518,8 +551,8 @@ def test_the_time_that_a_job_was_paused_for_does_not_count() -> None:
 def test_status_shows_who_is_missing_and_what_to_do() -> None:
     # Found by a newcomer: six seconds after a node's death it was "2 of 2 nodes", and no word of it.
     view, past = there(N0, N1), Past(began=100.0, missing=(Missing(member=N2, at=968.0),))
-    why = "n2/1 is not heard by n0 and n1"
-    kept_out = {"n2": Quarantine(member=N2, reason=why)}
+    cause = Cause(why=Why.SILENT, who=(N2,), nodes=("n0", "n1"))
+    kept_out = {"n2": Quarantine(member=N2, cause=cause)}
     seen = picture("ppo", view, view.records or {}, kept_out, needs=2, now=1000.0, past=past)
     lines = render.status(asdict(seen), colour=False).splitlines()
     assert lines[0].endswith("2 of 3 nodes, needs 2")
@@ -528,7 +561,7 @@ def test_status_shows_who_is_missing_and_what_to_do() -> None:
         "gone",
         None,
         32.0,
-        why,
+        str(cause),
     )
     assert seen.advice[0] == (
         "n2 is gone: start elasticrl there again; if one more goes before that, the job has to wait. If it is not to come "

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from os import terminal_size
 
 from elasticrl.cli import render, screen
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -28,7 +29,10 @@ N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
 
 def seen(*, written=960.0, beat_at=999.6, now=1000.0):
     plan = Plan(
-        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="as told"
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)),
+        causes=(Cause(why=Why.POLICY, said="as told"),),
     )
     commit = Commit(step=40, generation=3, manifest="m40", written=written)
     view = View(plan=plan, commit=commit, leader=N0)
@@ -44,7 +48,12 @@ def test_a_row_has_the_phase_of_its_workers_and_the_age_of_their_beat():
 
 
 def test_a_job_that_is_to_grow_trains_on():
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=3)), reason="so")
+    plan = Plan(
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=3)),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+    )
     said = {"work": Work.JOINING, "generation": 3}
     records = {"n0": Record(member=N0, born=1, step=41, phase="rollout", **said)}
     records["n1"] = Record(member=N1, born=3, phase=LOADING, **said)
@@ -102,13 +111,15 @@ def test_what_a_worker_says_steers_no_terminal():
 
 
 def test_a_node_whose_worker_has_not_begun_is_said_to_have_none():
-    plan = Plan(generation=1, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="first plan")
+    plan = Plan(generation=1, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), causes=(Cause(why=Why.BEGUN),))
     (row,) = picture("ppo", View(plan=plan, leader=N0), {"n0": Record(member=N0)}, {}, needs=1).rows
     assert (row.rank, row.state) == (0, "no worker")
 
 
 def test_a_job_that_is_over_needs_no_more_nodes():
-    plan = Plan(generation=4, phase=Phase.STOP, exit_code=0, reason="all 41 steps are made")
+    plan = Plan(
+        generation=4, phase=Phase.STOP, exit_code=0, causes=(Cause(why=Why.POLICY, said="all 41 steps are made"),)
+    )
     assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
     assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl there.",)
 
@@ -127,10 +138,10 @@ def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
         record = Record(member=Member(node="n0", incarnation=incarnation), warm=1)
         return picture("ppo", View(), {"n0": record}, {"n0": quarantine}, needs=1).rows[0].state
 
-    assert state(Quarantine(member=N0, reason="silent"), 1) == "quarantined"
-    assert state(Quarantine(member=N0, reason="silent"), 2) == "spare"
-    assert state(Quarantine(member=N0, reason="silent", strikes=3), 2) == "quarantined"
-    assert state(Quarantine(member=N0, reason="silent", strikes=3, held=False), 1) == "spare"
+    assert state(Quarantine(member=N0, cause=Cause(why=Why.POLICY, said="silent")), 1) == "quarantined"
+    assert state(Quarantine(member=N0, cause=Cause(why=Why.POLICY, said="silent")), 2) == "spare"
+    assert state(Quarantine(member=N0, cause=Cause(why=Why.POLICY, said="silent"), strikes=3), 2) == "quarantined"
+    assert state(Quarantine(member=N0, cause=Cause(why=Why.POLICY, said="silent"), strikes=3, held=False), 1) == "spare"
 
 
 def test_who_has_no_seat_for_a_cut_way_is_shown_with_what_is_awaited():
@@ -148,7 +159,10 @@ def test_who_has_no_seat_for_a_cut_way_is_shown_with_what_is_awaited():
 def test_while_the_store_is_silent_nobody_is_called_gone():
     # Found by reading: in an outage of etcd `status` said that all others had died, while they trained.
     plan = Plan(
-        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="as told"
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)),
+        causes=(Cause(why=Why.POLICY, said="as told"),),
     )
     own = {"n1": Record(member=N1, work=Work.TRAINING, generation=3, step=41)}
     known = View(plan=plan, leader=N0)
@@ -161,7 +175,12 @@ def test_while_the_store_is_silent_nobody_is_called_gone():
 
 def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
     # Found by a new user: for as long as etcd stood still after a worker's death, `status` said TRAINING, with exit code 0.
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="all")
+    plan = Plan(
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)),
+        causes=(Cause(why=Why.POLICY, said="all"),),
+    )
     known = View(plan=plan, leader=N0)
 
     def told(work, **more):
@@ -172,7 +191,7 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
     assert told(Work.TRAINING, away=True).state == "TRAINING"
     found = told(Work.PARKED, away=True)
     assert (found.state, found.step) == ("WAITING FOR THE STORE", 44)
-    assert found.reason == "generation 3 does not train, and no other can be planned: all"
+    assert found.reason == "generation 3 does not train, and no other can be planned: all; to train on 2 nodes"
     assert "The store does not answer" in found.advice[0]
     assert told(Work.PARKED).state != "WAITING FOR THE STORE"
 
@@ -189,20 +208,27 @@ def test_of_a_job_that_is_over_nobody_is_sent_to_look_at_the_store():
 
 def test_what_led_to_the_plan_is_told_with_its_age_once_it_is_over():
     # Found by a new user: "n1/1 leaves" stood there for six minutes, also when n1 was back.
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="n1/1 leaves")
+    plan = Plan(
+        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), causes=(Cause(why=Why.LEFT, who=(N1,)),)
+    )
     records = {"n0": Record(member=N0, work=Work.TRAINING, generation=3)}
 
     def second(planned_s, **more):
         told = asdict(picture("ppo", View(plan=plan), records, {}, needs=1, planned_s=planned_s))
         return render.status(told, colour=False, **more).splitlines()[1]
 
-    assert second(300.0) == "n1/1 leaves (5 m ago)"
-    assert second(300.0, ages=False) == second(9.0) == second(None) == "n1/1 leaves"
+    assert second(300.0) == "n1/1 left; training on 1 node (5 m ago)"
+    assert second(300.0, ages=False) == second(9.0) == second(None) == "n1/1 left; training on 1 node"
 
 
 def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
     # Found by a new user: who did as was advised, and drained the one that was gone, was not warned any more.
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="two")
+    plan = Plan(
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)),
+        causes=(Cause(why=Why.POLICY, said="two"),),
+    )
     records = {n.node: Record(member=n, work=Work.TRAINING, generation=3) for n in (N0, N1)}
 
     def advice(most, needs):
@@ -219,8 +245,14 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
     verdict = Verdict(
         fault=Fault.DEAD_NODE, nodes=("n1",), cause="n1 went away", confidence=Confidence.HIGH, remedy="Look."
     )
-    plan = Plan(generation=3, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=verdict)
-    out = {"n1": Quarantine(member=N1, reason="n1/1 is not heard")}
+    plan = Plan(
+        generation=3,
+        phase=Phase.HOLD,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="held"),),
+        verdict=verdict,
+    )
+    out = {"n1": Quarantine(member=N1, cause=Cause(why=Why.POLICY, said="n1/1 is not heard"))}
 
     def advice(verdict):
         records = {"n0": Record(member=N0, work=Work.PARKED, generation=3, step=45), "n1": Record(member=N1)}
@@ -237,7 +269,9 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
 
 def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
     # Found by a new user: the leader's daemon was killed and came back, and `status` said nothing of it.
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so")
+    plan = Plan(
+        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), causes=(Cause(why=Why.POLICY, said="so"),)
+    )
 
     def note(now, taken_at=1000.0, *, taken="died", **more):
         record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at, taken=taken)
@@ -268,7 +302,13 @@ def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
         fault=Fault.NETWORK, nodes=("n0", "n1"), cause="the way between n0 and n1 is cut", confidence=Confidence.HIGH,
         remedy="Check link and switch.",
     )  # fmt: skip
-    plan = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=verdict)
+    plan = Plan(
+        generation=4,
+        phase=Phase.HOLD,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="held"),),
+        verdict=verdict,
+    )
     records = {"n0": Record(member=N0, work=Work.PARKED, generation=4)}
     gone = Past(began=1.0, missing=(Missing(member=N1, at=2.0),))
     assert any("switch" in line for line in picture("ppo", View(plan=plan), records, {}, needs=2).advice)
@@ -286,9 +326,14 @@ def test_a_node_whose_words_are_lost_is_named_with_the_reason():
 
 def test_what_a_node_says_twice_is_said_once_and_with_its_name():
     # Found by a newcomer: "this node: paused by an operator; paused by an operator".
-    paused = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="paused by an operator")
+    paused = Plan(
+        generation=4,
+        phase=Phase.HOLD,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.PAUSED, nodes=("an operator",)),),
+    )
     said = {"needs": 1, "node": "n0"}
-    twice = picture("ppo", View(plan=paused), {}, {}, here="paused by an operator; paused by an operator", **said)
+    twice = picture("ppo", View(plan=paused), {}, {}, here="paused by an operator", **said)
     assert "this node" not in render.status(asdict(twice), colour=False)
     other = picture("ppo", View(plan=paused), {}, {}, here="out of the plan; leads", **said)
     assert "n0 (this node): out of the plan; leads" in render.status(asdict(other), colour=False)
@@ -296,7 +341,7 @@ def test_what_a_node_says_twice_is_said_once_and_with_its_name():
 
 STOPPED = Plan(
     generation=4, phase=Phase.STOP, seats=(Seat(member=N0, born=1),), spares=(Seat(member=N1, born=0),), exit_code=75,
-    reason="stopped by an operator",
+    causes=(Cause(why=Why.STOPPED, nodes=("an operator",)),),
 )  # fmt: skip
 COMMIT = Commit(step=18680, generation=4, manifest="m", written=960.0)
 
@@ -318,19 +363,21 @@ def test_who_was_drained_stays_in_the_table_until_the_next_plan():
     # Found by a reader: "n2/1 leaves", by whose order? And then "3 of 3 nodes", as if nobody was away.
     n2 = Member(node="n2", incarnation=1)
 
-    def seen(reason: str, needs: int = 1, **more: Record) -> Picture:
+    def seen(cause: Cause, needs: int = 1, **more: Record) -> Picture:
         seats = (Seat(member=N0, born=1), Seat(member=N1, born=1))
-        plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats, reason=reason)
+        plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats, causes=(cause,))
         records = {each.node: Record(member=each, work=Work.TRAINING, generation=4) for each in (N0, N1)}
         return picture("ppo", View(plan=plan, leader=N0), {**records, **more}, {}, drains={"n2": n2}, needs=needs)
 
-    left = seen("n2/1 leaves; 2 nodes train")
+    leaves = Cause(why=Why.LEFT, who=(n2,))
+    left = seen(leaves)
     assert (left.nodes, left.known, left.rows[2].state, left.advice) == (2, 3, "drained", ())
     assert left.rows[2].note == "by an operator; it comes back when elasticrl is started there"
-    assert seen("n2/11 leaves; 2 nodes train").known == seen("n1/1 is not heard by n0; 2 nodes train").known == 2
-    still = seen("n2/1 leaves; 2 nodes train", n2=Record(member=n2, leaving=True))
+    other = Cause(why=Why.LEFT, who=(replace(n2, incarnation=11),))
+    assert seen(other).known == seen(Cause(why=Why.SILENT, who=(n2,), nodes=("n0",))).known == 2
+    still = seen(leaves, n2=Record(member=n2, leaving=True))
     assert still.rows[2].state == "leaving", "it is still there"
-    (said,) = seen("n2/1 leaves; 2 nodes train", needs=2).advice
+    (said,) = seen(leaves, needs=2).advice
     assert said.startswith("n2 was drained: if one more goes, the job has to wait.")
 
 
@@ -339,11 +386,20 @@ def test_who_died_and_is_back_has_power():
     verdict = Verdict(
         fault=Fault.DEAD_NODE, nodes=("n1", "n2"), cause="both", confidence=Confidence.HIGH, remedy="Look."
     )
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
+    plan = Plan(
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+        verdict=verdict,
+    )
 
     def advice(n1: int, n2: int) -> str:
         lives = (Member(node="n1", incarnation=n1), Member(node="n2", incarnation=n2))
-        out = {each.node: Quarantine(member=replace(each, incarnation=1), reason="not heard") for each in lives}
+        out = {
+            each.node: Quarantine(member=replace(each, incarnation=1), cause=Cause(why=Why.POLICY, said="not heard"))
+            for each in lives
+        }
         records = {each.node: Record(member=each) for each in lives}
         return picture("ppo", View(plan=plan, leader=N0), records, out, needs=1).advice[0]
 
@@ -361,8 +417,14 @@ def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_
     verdict = Verdict(
         fault=Fault.DEAD_NODE, nodes=("n1",), cause="n1 went away", confidence=Confidence.HIGH, remedy="Look."
     )
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
-    out = {"n1": Quarantine(member=N1, reason="not heard")}
+    plan = Plan(
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+        verdict=verdict,
+    )
+    out = {"n1": Quarantine(member=N1, cause=Cause(why=Why.POLICY, said="not heard"))}
     records = {"n0": Record(member=N0, work=Work.TRAINING, generation=4), "n1": Record(member=N1, warm=True)}
 
     def seen(fault: Fault, generation: int) -> Picture:
@@ -385,12 +447,14 @@ def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_
 
 def test_who_was_drained_once_and_came_back_is_drained_no_more():
     # Found by a reader: n2/1 had been drained, n2/2 was killed, and "n2 was drained" stood there again.
-    plan = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held")
+    plan = Plan(
+        generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), causes=(Cause(why=Why.POLICY, said="held"),)
+    )
 
     def advice(life: int) -> str:
         n2 = Member(node="n2", incarnation=life)
         return picture(
-            "ppo", View(plan=plan), {"n0": Record(member=N0)}, {"n2": Quarantine(member=n2, reason="not heard")},
+            "ppo", View(plan=plan), {"n0": Record(member=N0)}, {"n2": Quarantine(member=n2, cause=Cause(why=Why.POLICY, said="not heard"))},
             drains={"n2": Member(node="n2", incarnation=1)}, needs=2,
         ).advice[0]  # fmt: skip
 
@@ -400,12 +464,16 @@ def test_who_was_drained_once_and_came_back_is_drained_no_more():
 
 def test_a_gang_that_forms_does_not_train_yet():
     plan = Plan(
-        generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so; 1 node trains", rung=Rung.REFORM
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+        rung=Rung.REFORM,
     )
     joins, trains = (Record(member=N0, work=work, generation=4) for work in (Work.JOINING, Work.TRAINING))
     forms = picture("ppo", View(plan=plan), {"n0": joins}, {}, needs=1)
-    assert (forms.state, forms.reason) == ("RECOVERING", "so; 1 node to train")
-    assert picture("ppo", View(plan=plan), {"n0": trains}, {}, needs=1).reason == "so; 1 node trains"
+    assert (forms.state, forms.reason) == ("RECOVERING", "so; to train on 1 node")
+    assert picture("ppo", View(plan=plan), {"n0": trains}, {}, needs=1).reason == "so; training on 1 node"
 
 
 def test_a_job_that_holds_says_that_who_was_drained_would_do():
@@ -475,7 +543,9 @@ def test_what_no_gang_is_there_to_save_is_told():
 
 def test_a_job_that_an_operator_has_wait_is_paused() -> None:
     # Found by a reader: it was HOLDING, as one that waits for nodes.
-    held = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="so")
+    held = Plan(
+        generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), causes=(Cause(why=Why.POLICY, said="so"),)
+    )
     view = View(plan=held, leader=N0)
     assert picture("ppo", view, {}, {}, needs=1).state == "HOLDING"
     assert picture("ppo", replace(view, intent=Intent.PAUSE), {}, {}, needs=1).state == "PAUSED"
@@ -483,7 +553,12 @@ def test_a_job_that_an_operator_has_wait_is_paused() -> None:
 
 def test_whose_gang_trains_is_not_shown_as_forming() -> None:
     # Found by readers: a record is written as its worker begins to train, and "reform" stood there for seconds.
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="so")
+    plan = Plan(
+        generation=4,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)),
+        causes=(Cause(why=Why.POLICY, said="so"),),
+    )
 
     def phases(work: Work) -> list[str]:
         records = {

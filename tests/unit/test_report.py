@@ -101,7 +101,9 @@ def run(tmp_path: Path) -> Path:
         {"at": 1.0, "step": s, "generation": 1, "world": 3, "reward": s / 10, "kl": 0.1, "loss": -s} for s in range(10)
     ]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
-    evidence = (of_exit(Exit(generation=1, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False), rank=1, node="n1"),)
+    evidence = (
+        of_exit(Exit(generation=1, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False, signal=9), rank=1, node="n1"),
+    )
     built = incident.build(lines_of("n0")[4:8], judge(evidence), evidence, job="toy", node="n0")
     assert built is not None
     incident.save(folder / "state" / "toy" / "n0" / "incidents", built)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from test_picture import seen
 
 from elasticrl.cli import render
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work
 from elasticrl.core.straggler import slow
 from elasticrl.daemon.picture import picture
@@ -95,7 +96,12 @@ def test_the_core_sees_no_rollout_node_and_one_can_be_drained():
 
 
 def shown(*rollouts, engines):
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="as told")
+    plan = Plan(
+        generation=3,
+        phase=Phase.TRAIN,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.POLICY, said="as told"),),
+    )
     view = View(plan=plan, commit=Commit(step=40, generation=3), leader=N0)
     records = {"n0": Record(member=N0, work=Work.TRAINING, generation=3, step=41)}
     return picture("ppo", view, records, {}, {r.member.node: r for r in rollouts}, needs=1, engines=engines)

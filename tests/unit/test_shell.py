@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import (
     Action,
     Asked,
@@ -204,7 +205,7 @@ def test_a_failed_worker_with_a_warm_spare_keeps_its_seat(tmp_path: Path, capsys
         for name in ("n0", "n1"):
             await c.start(name)
         await c.until(lambda: c.trains("n0", "n1"))
-        gone = Exit(generation=c.plan().generation, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False)
+        gone = Exit(generation=c.plan().generation, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False, signal=9)
         c.hands["n1"].say(work=Work.FAILED, exit=gone, born=0)
         await c.until(lambda: c.trains("n0", "n1", generation=2))
         assert c.hands["n0"].did == ["Launch", "Reform"]
@@ -353,7 +354,9 @@ def test_a_large_plan_is_written_small_and_read_whole():
     seats = tuple(
         Seat(member=Member(node=f"n{n:05d}", incarnation=1), born=3, beat=f"10.0.0.1:{n}") for n in range(4096)
     )
-    plan = Plan(generation=3, phase=Phase.TRAIN, seats=seats, lanes=4096, reason="4096 nodes")
+    plan = Plan(
+        generation=3, phase=Phase.TRAIN, seats=seats, lanes=4096, causes=(Cause(why=Why.POLICY, said="4096 nodes"),)
+    )
     written = keys.dump(plan)
     assert len(written) < 64_000
     assert keys.load(Plan, written, "plan") == plan
@@ -361,7 +364,11 @@ def test_a_large_plan_is_written_small_and_read_whole():
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-40], lambda data: data[:100] + b"?" + data[101:]])
 def test_a_large_value_that_is_cut_or_changed_is_refused_with_its_place(harm):
-    plan = Plan(generation=1, phase=Phase.HOLD, reason="".join(f"{n} " for n in range(9000)))
+    plan = Plan(
+        generation=1,
+        phase=Phase.HOLD,
+        causes=(Cause(why=Why.POLICY, said="".join(f"{n} " for n in range(9000))),),
+    )
     with pytest.raises(keys.Unreadable, match="plan is not JSON"):
         keys.load(Plan, harm(keys.dump(plan)), "plan")
 
@@ -386,7 +393,7 @@ def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) 
         store, told, views = MemoryStore(MemoryServer()), list[str](), list[View]()
         scope = keys.MEMBERS if kind is Record else keys.QUARANTINES
         for key, node in (("n03", "n05"), ("n05", "n05")):
-            more = {} if kind is Record else {"reason": "not heard"}
+            more = {} if kind is Record else {"cause": Cause(why=Why.UNREACHED)}
             value = keys.dump(kind(member=Member(node=node, incarnation=1), **more))
             await store.txn((), [Put(key=scope + key, value=value)])
         me, looked = Member(node="n00", incarnation=1), asyncio.Event()

@@ -36,10 +36,9 @@ def stalled(rank: int, phase: str = "update", *, waiting: bool = True, stopped: 
     return of_stall(stall, rank=rank, node=f"n{rank // 2:02}", when=50.0)
 
 
-def ended(rank: int, cause: str, *, own: bool = False, when: float = 50.0) -> Evidence:
-    return of_exit(
-        Exit(generation=3, slot=0, step=9, cause=cause, own=own), rank=rank, node=f"n{rank // 2:02}", when=when
-    )
+def ended(rank: int, cause: str, *, own: bool = False, when: float = 50.0, **more: object) -> Evidence:
+    left = Exit(generation=3, slot=0, step=9, cause=cause, own=own, **more)
+    return of_exit(left, rank=rank, node=f"n{rank // 2:02}", when=when)
 
 
 def probe(node: str, peer: str, sign: Sign = Sign.UNREACHABLE) -> Evidence:
@@ -67,9 +66,9 @@ NOISE = [logged(Sign.PROGRAM, 1, when=None), logged(Sign.GPU_MEMORY, 1, when=Non
 INJECTED: dict[str, tuple[list[Evidence], Fault, tuple[int, ...], tuple[str, ...]]] = {
     "SIGSTOP": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, waiting=False, stopped=True)], Fault.HOST_HANG, (3,),
     ("n01",)),
-    "SIGTERM, not of the agent's": ([ended(3, "signal 15 (SIGTERM)"), Evidence(kind=Kind.KERNEL, sign=Sign.LINK, node="n00",
+    "SIGTERM, not of the agent's": ([ended(3, "signal 15 (SIGTERM)", signal=15), Evidence(kind=Kind.KERNEL, sign=Sign.LINK, node="n00",
     source="health", detail="40 tx_dropped")], Fault.DEAD_RANK, (3,), ("n01",)),
-    "SIGKILL": ([ended(3, "signal 9 (SIGKILL)"), ended(2, "exit code 1: RuntimeError: Connection closed by peer",
+    "SIGKILL": ([ended(3, "signal 9 (SIGKILL)", signal=9), ended(2, "exit code 1: RuntimeError: Connection closed by peer",
     when=50.1)],
                 Fault.DEAD_RANK, (3,), ("n01",)),
     "sleep in the dataloader": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, "data", waiting=False)], Fault.HOST_HANG,
@@ -97,7 +96,7 @@ INJECTED: dict[str, tuple[list[Evidence], Fault, tuple[int, ...], tuple[str, ...
     "a full disk": ([logged(Sign.DISK_FULL, 3, kind=Kind.DISK), ended(3, "exit code 1: OSError: No space left on device",
     own=True),
                      *waits(0, 2)], Fault.DISK, (3,), ("n01",)),
-    "host memory in a cgroup": ([ended(3, "signal 9 (SIGKILL)"), Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED,
+    "host memory in a cgroup": ([ended(3, "signal 9 (SIGKILL)", signal=9), Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED,
     rank=3,
                                  node="n01", source="cgroup")], Fault.OOM_HOST, (3,), ("n01",)),
     "a wrong interface": ([ended(3, "exit code 1: RuntimeError", own=True), logged(Sign.SETTING, 3)], Fault.CONFIG, (3,),
@@ -139,7 +138,7 @@ def test_of_two_causes_the_earlier_one_is_the_verdict_and_the_other_is_told() ->
 
 def test_a_cause_beside_how_it_showed_is_the_deeper_one() -> None:
     """The SIGKILL is seen first; the kernel's line that explains it comes a moment later."""
-    killed = ended(3, "signal 9 (SIGKILL)", when=50.0)
+    killed = ended(3, "signal 9 (SIGKILL)", signal=9, when=50.0)
     kernel = Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED, node="n01", when=51.0, clock="core", source="kernel")
     assert judge([killed, kernel], EIGHT).fault is Fault.OOM_HOST
 
@@ -149,7 +148,7 @@ def test_a_machine_whose_memory_was_seen_full_first_does_not_hide_the_rank_that_
         kind=Kind.OOM, sign=Sign.HOST_MEMORY, node="n01", detail="memory.cgroup: 100%", when=49.0, clock="core",
         source="health",
     )  # fmt: skip
-    killed = ended(3, "out of memory: the kernel killed a process of this node's cgroup for want of memory")
+    killed = ended(3, "out of memory: the kernel killed a process of this node's cgroup for want of memory", sign=Sign.OOM_KILLED)
     verdict = judge([full, killed], EIGHT)
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.OOM_HOST, (3,), ("n01",))
     elsewhere = judge([replace(full, node="n00"), killed], EIGHT)
@@ -224,21 +223,21 @@ SHORT = logged(Sign.MISMATCH, 1, kind=Kind.GLOO_ERROR, when=None, line_no=7)  # 
 def test_across_nodes_ranks_are_compared_by_their_last_collectives(
     facts: list[Evidence], ranks: tuple[int, ...]
 ) -> None:
-    died = [replace(ended(1, "signal 6 (SIGABRT)"), generation=3)] if SHORT in facts else []
+    died = [replace(ended(1, "signal 6 (SIGABRT)", signal=6), generation=3)] if SHORT in facts else []
     verdict = judge([*died, *facts], Facts(world=5))
     assert verdict.ranks == ranks, verdict.cause
     assert (verdict.fault is Fault.DESYNC) == bool(ranks)
 
 
 def test_whom_gloo_ends_for_bringing_less_is_not_named_before_others_have_shown_what_they_brought() -> None:
-    verdict = judge([SHORT, ended(1, "signal 6 (SIGABRT)")], EIGHT)
+    verdict = judge([SHORT, ended(1, "signal 6 (SIGABRT)", signal=6)], EIGHT)
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.DESYNC, (), ())
     assert "rank 1 or a peer entered" in verdict.cause
 
 
 def test_what_recorders_prove_is_not_undone_by_what_the_one_whom_gloo_ended_had_printed_before() -> None:
     noise = [replace(fact, line_no=9, generation=3) for fact in NOISE]
-    died = replace(ended(1, "signal 6 (SIGABRT)"), generation=3)
+    died = replace(ended(1, "signal 6 (SIGABRT)", signal=6), generation=3)
     before = judge([*noise, died], EIGHT)
     assert Sign.ABORTED in {fact.sign for fact in before.because}, "by which the others' recorders are asked for"
     after = judge([*noise, died, SHORT, entered(0, SMALL), entered(2, LARGE)], EIGHT)
@@ -283,7 +282,7 @@ def test_nodes_that_go_at_one_stroke_are_all_named() -> None:
 
 def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_part_of_its_end() -> None:
     claimed = replace(wait(2), when=40.0, clock="core", line_no=8)
-    died = replace(ended(3, "signal 9 (SIGKILL)", when=50.0), clock="core")
+    died = replace(ended(3, "signal 9 (SIGKILL)", signal=9, when=50.0), clock="core")
     noise = [replace(fact, when=40.0, clock="core", line_no=9) for fact in (*NOISE, logged(Sign.BAD_ACCESS, 1))]
     verdict = judge([*noise, claimed, died], EIGHT)
     assert (verdict.fault, verdict.ranks) == (Fault.DEAD_RANK, (3,))
@@ -291,11 +290,11 @@ def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_p
 
 def test_who_is_seen_to_abort_is_named_and_not_who_complains_in_its_log() -> None:
     noise = [replace(fact, line_no=9) for fact in (*NOISE, logged(Sign.BAD_ACCESS, 1), logged(Sign.LINK, 1))]
-    verdict = judge([*noise, ended(3, "signal 6 (SIGABRT)")], EIGHT)
+    verdict = judge([*noise, ended(3, "signal 6 (SIGABRT)", signal=6)], EIGHT)
     assert (verdict.fault, verdict.ranks, verdict.confidence) == (Fault.DEAD_RANK, (3,), Confidence.LOW)
     waited = [replace(wait(r), line_no=4) for r in range(8)]
     link = logged(Sign.LINK, 5, kind=Kind.NCCL_WARN, line_no=3)
-    all_aborted = [ended(r, "signal 6 (SIGABRT)") for r in range(8)]
+    all_aborted = [ended(r, "signal 6 (SIGABRT)", signal=6) for r in range(8)]
     assert judge([link, *waited, *all_aborted], EIGHT).fault is Fault.NETWORK, "as watchdogs do, when they have waited"
 
 
@@ -304,7 +303,7 @@ def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader")
     assert judge([full, gone]).fault is Fault.DEAD_NODE
     assert judge([full, probe("n00", "n03", Sign.MTU), probe("n01", "n03", Sign.MTU)]).fault is Fault.NETWORK
-    assert judge([full, ended(6, "signal 9 (SIGKILL)")]).fault is Fault.DEAD_RANK
+    assert judge([full, ended(6, "signal 9 (SIGKILL)", signal=9)]).fault is Fault.DEAD_RANK
     noise = [replace(fact, line_no=9, node="n00") for fact in NOISE]
     noise = [*noise, replace(wait(1), when=10.0, clock="core", line_no=8)]
     later = replace(full, when=50.0, clock="core")
@@ -348,7 +347,7 @@ def test_nothing_that_a_program_prints_silences_its_node_or_stops_it() -> None:
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n00", source="leader")
     assert judge([*noise, gone], EIGHT).fault is Fault.DEAD_NODE
     assert judge([*noise, stalled(1, stopped=True)], EIGHT).fault is Fault.HOST_HANG
-    killed = ended(1, "out of memory: Killed process 7 (python)")
+    killed = ended(1, "out of memory: Killed process 7 (python)", sign=Sign.OOM_KILLED)
     assert judge([*noise, killed], EIGHT).fault is Fault.OOM_HOST
     assert judge([*noise, ended(1, "exit code 1: ValueError", own=True)], EIGHT).fault is not Fault.DEAD_RANK
     memory = logged(Sign.HOST_MEMORY, 1, line_no=9, node="n00")
