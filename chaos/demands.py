@@ -64,6 +64,9 @@ def caused(case: Case) -> Iterator[Complaint]:
 def fits(cause: Cause, words: str) -> bool:
     """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, and the setting may be given.
 
+    >>> from elasticrl.core.cause import Why
+    >>> from elasticrl.core.model import Member
+    >>> from elasticrl.core.verdict import Fault
     >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
     >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2")
     (True, False)

@@ -110,7 +110,7 @@ class Cause:
 
 def found(verdict: Verdict) -> Cause:
     """What a verdict says."""
-    return Cause(why=Why.FOUND, fault=verdict.fault, said=verdict.said)
+    return Cause(why=Why.FOUND, nodes=verdict.nodes, fault=verdict.fault, said=verdict.said)
 
 
 def names(causes: Iterable[Cause], *kinds: Why) -> frozenset[Member]:
@@ -121,6 +121,16 @@ def names(causes: Iterable[Cause], *kinds: Why) -> frozenset[Member]:
     ['n2/1']
     """
     return frozenset(member for cause in causes if cause.why in kinds for member in cause.who)
+
+
+def culprits(causes: Iterable[Cause]) -> tuple[str, ...]:
+    """The nodes that causes are about.
+
+    >>> culprits([Cause(why=Why.SILENT, who=(Member(node="n2", incarnation=1),), nodes=("n0",))])
+    ('n2',)
+    """
+    found = [name for cause in causes if cause.why is Why.FOUND for name in cause.nodes]
+    return tuple(sorted({*found, *(member.node for cause in causes for member in cause.who)}))
 
 
 def orderly(kinds: Collection[str]) -> bool:

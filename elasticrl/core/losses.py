@@ -90,9 +90,7 @@ def _why_lost(scene: Scene, condemned: Collection[Member]) -> tuple[tuple[Cause,
         named = bool(sure) and verdict is not None and seat.member.node in verdict.nodes
         if verdict is not None and named and not told and (fate.fresh or seat.member in condemned):
             signal = fate.cause.signal if fate.cause else 0
-            causes.append(
-                Cause(why=Why.FOUND, who=(seat.member,), fault=verdict.fault, signal=signal, said=verdict.cause)
-            )
+            causes.append(replace(found(verdict), who=(seat.member,), signal=signal, said=verdict.cause))
             told = True
         elif fate.cause:
             told = told or (named and verdict is not None and verdict.fault is Fault.DEAD_NODE)

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from math import inf
 
 from elasticrl.core import dossier
+from elasticrl.core.cause import culprits
 from elasticrl.core.events import (
     Action,
     Ask,
@@ -327,7 +328,8 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
     if plan is not None and plan.generation != before.view.generation:
         fields = {
             "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
-            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds, "reason": plan.reason,
+            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds,
+            "nodes": culprits(plan.causes), "reason": plan.reason,
         }  # fmt: skip
         said.append(Say(event="plan.adopted", fields=fields))
         if plan.verdict is not None:

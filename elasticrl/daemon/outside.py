@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticrl.config import load, to_core
+from elasticrl.core.cause import culprits
 from elasticrl.core.drain import needed, refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
@@ -163,6 +164,7 @@ def differences(before: View, view: View) -> Iterator[dict[str, Any]]:
         yield {
             "event": "plan.adopted", "generation": plan.generation, "phase": plan.phase.value, "members": members,
             "world": plan.world, "resume": plan.resume, "rung": rung, "causes": plan.kinds,
+            "nodes": culprits(plan.causes),
             "reason": plan.reason,
         }  # fmt: skip
     if commit is not None and commit != before.commit:

@@ -13,6 +13,7 @@ import pytest
 from injected_bed import NODES, bed, when
 
 from chaos.live.box import missing
+from elasticrl.core.cause import Why
 from elasticrl.core.verdict import Fault
 
 CONF = {"comm": {"fallback": "gloo"}, "policy": {"fabric": "fallback"}}
@@ -35,24 +36,24 @@ def test_a_gang_whose_nccl_breaks_goes_on_over_gloo_and_comes_back(
         stub.write_text(json.dumps([[a, b]]))
         rule = job.drop(*job.connections(a, b))
 
-        def planned(words: str) -> list[dict[str, object]]:
-            return [line for line in job.since(struck, "plan.adopted") if words in line["reason"]]
+        def planned(why: Why) -> list[dict[str, object]]:
+            return [line for line in job.since(struck, "plan.adopted") if why in line["causes"]]
 
-        job.until(lambda: planned("going on over gloo"), 60.0, "the gang goes on over gloo")
+        job.until(lambda: planned(Why.ON_GLOO), 60.0, "the gang goes on over gloo")
         assert job.lab.net.dropped(rule), "nothing was broken"
-        fell = planned("going on over gloo")[0]
+        fell = planned(Why.ON_GLOO)[0]
         told = next(line for line in job.since(struck, "verdict.found") if line["fault"] == Fault.FABRIC)
         assert set(told["nodes"]) == {a, b}
-        assert (told["confidence"], "takes about" in str(fell["reason"])) == ("high", True), "what it costs is computed"
+        assert (told["confidence"], Why.PRICE in fell["causes"]) == ("high", True), "what it costs is computed"
         job.until(lambda: all(job.steps(n)[0] > step + 5 for n in NODES), 60.0, "all train on over gloo")
         job.until(lambda: job.since(struck, "fallback.measured"), 60.0, "what it costs is measured")
         assert not [line for line in job.since(struck, "plan.adopted") if line["members"] < len(NODES)], (
             "nobody is put out"
         )
-        job.until(lambda: planned("staying on gloo"), 60.0, "it is probed again, and not gone back")
+        job.until(lambda: planned(Why.NCCL_ILL), 60.0, "it is probed again, and not gone back")
         stub.write_text("[]")
         mended = job.mark(a)
-        job.until(lambda: planned("back from gloo"), 60.0, "a clean probe brings it back")
+        job.until(lambda: planned(Why.NCCL_WELL), 60.0, "a clean probe brings it back")
         step = job.steps(a)[0]
         job.until(lambda: all(job.steps(n)[0] > step + 5 for n in NODES), 60.0, "all train as before")
         assert not job.since(mended, "worker.stalled")

@@ -88,7 +88,7 @@ def test_where_the_tested_pairs_fall_apart_a_second_probe_tells_a_partition_from
         def probes() -> list[dict[str, object]]:
             return [line for line in job.since(struck, "plan.adopted") if line["phase"] == "probe"]
 
-        job.until(lambda: any("probing across" in str(line["reason"]) for line in probes()), 90.0, "a second probe")
+        job.until(lambda: any("pieces" in line["causes"] for line in probes()), 90.0, "a second probe")
         job.until(
             lambda: any("fallen apart" in line["cause"] for line in job.since(struck, "verdict.found")),
             60.0,

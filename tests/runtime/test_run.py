@@ -184,6 +184,7 @@ def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_process
         assert judge(Facts(code=survivor.process.exitcode, message=said.group())) == (
             f"exit code 1: {said.group()}",
             False,
+            None,
         )
         nodes.kill_worker("n0")
         nodes.plan("n0", "n2")

@@ -12,6 +12,7 @@ from elasticrl.agent.exits import RECENT_S, Facts, Memory, exception_of, judge, 
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
+from elasticrl.core.evidence import Sign
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.suspect import Budgets
@@ -57,7 +58,7 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
     ],
 )
 def test_whose_doing_an_end_was(facts: Facts, cause: str, own: bool) -> None:
-    assert judge(facts) == (cause, own)
+    assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else None)
 
 
 def test_the_exception_is_read_from_torchs_error_file() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
-from elasticrl.core.cause import Cause, Why
 from elasticrl.core import events
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.model import Commit, Lap, Phase, Work
 from elasticrl.core.settings import Membership, Settings

@@ -91,13 +91,14 @@ def test_the_page_of_the_runtime_has_all_that_a_script_may_call() -> None:
 
 
 def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
-    now, why = 1_764_000_000.0, "n03/1 is not heard by n02 and n04"
+    now = 1_764_000_000.0
     members = [Member(node=f"n0{n}", incarnation=1) for n in range(8)]
     out = members[3]
+    silent = Cause(why=Why.SILENT, who=(out,), nodes=("n02", "n04"))
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", generation=13)
     lives = judge([gone, replace(gone, sign=Sign.UNHEARD)], Facts(world=8, nodes={}))  # as its incident is told anew
     plan = Plan(
-        generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, causes=(Cause(why=Why.POLICY, said=f"{why}; 7 nodes train"),),
+        generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, causes=(silent,),
         seats=tuple(Seat(member=each, born=1) for each in members if each != out),
         verdict=judge([gone], Facts(world=8, nodes={})),
     )  # fmt: skip
@@ -118,7 +119,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     seen = picture(
         "ppo-7b",
         View(plan=plan, leader=members[0], commit=Commit(step=1280, generation=13, written=now - 41.0)),
-        records, {"n03": Quarantine(member=out, cause=Cause(why=Why.POLICY, said=why))},
+        records, {"n03": Quarantine(member=out, cause=silent)},
         past=Past(began=now - 13_020.0, faults=3, last=last), needs=4, now=now, planned_s=40.0,
     )  # fmt: skip
     said = render.status(asdict(seen), colour=False)

@@ -454,7 +454,7 @@ def test_who_was_drained_once_and_came_back_is_drained_no_more():
     def advice(life: int) -> str:
         n2 = Member(node="n2", incarnation=life)
         return picture(
-            "ppo", View(plan=plan), {"n0": Record(member=N0)}, {"n2": Quarantine(member=n2, cause=Cause(why=Why.POLICY, said="not heard"))},
+            "ppo", View(plan=plan), {"n0": Record(member=N0)}, {"n2": Quarantine(member=n2, cause=Cause(why=Why.UNREACHED))},
             drains={"n2": Member(node="n2", incarnation=1)}, needs=2,
         ).advice[0]  # fmt: skip
 

@@ -543,15 +543,15 @@ def test_where_times_of_old_steps_are_gone_figures_are_of_those_that_are_left(ru
 
 def test_what_an_operator_asks_for_is_no_fault(tmp_path: Path) -> None:
     plans = [
-        (1, "train", "start", "first plan; 3 nodes train"),
-        (2, "hold", "start", "paused by an operator"),
-        (3, "train", "reform", "going on; 3 nodes train"),
-        (4, "train", "reform", "n2/1 leaves; 2 nodes train"),
-        (5, "hold", "reform", "n1/1 is not heard by n0; 1 of the 2 nodes it needs: holding"),
-        (6, "train", "reform", "going on; 2 nodes train"),
+        (1, "train", "start", ["begun"]),
+        (2, "hold", "start", ["paused"]),
+        (3, "train", "reform", ["resumed"]),
+        (4, "train", "reform", ["left"]),
+        (5, "hold", "reform", ["silent", "too_few"]),
+        (6, "train", "reform", ["went_on"]),
     ]
     lines = [
-        log(float(n), "plan.adopted", "n0", generation=n, phase=phase, rung=rung, reason=why, world=2, members=2)
+        log(float(n), "plan.adopted", "n0", generation=n, phase=phase, rung=rung, causes=why, world=2, members=2)
         for n, phase, rung, why in plans
     ]
     (tmp_path / "n0.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -681,14 +681,14 @@ def test_nodes_folders_side_by_side_with_checkpoints_copied_beside_are_one_run(r
 def held(second_of_the_end: float) -> list[dict[str, object]]:
     """Of two nodes n1 leaves at 12 s, as it is asked to; n0 holds from 20 to 43 s, while its workers wait for the others."""
     plans = [
-        (1.0, 1, "train", "start", 2, "first plan; 2 nodes train"),
-        (12.0, 2, "train", "reform", 1, "n1/1 leaves; 1 node trains"),
-        (20.0, 3, "hold", "reform", 1, "n2/1 died (lease); 1 of the 2 nodes it needs: holding"),
-        (43.0, 4, "train", "reform", 1, "going on; 1 node trains"),
+        (1.0, 1, "train", "start", 2, ["begun"]),
+        (12.0, 2, "train", "reform", 1, ["left"]),
+        (20.0, 3, "hold", "reform", 1, ["expired", "too_few"]),
+        (43.0, 4, "train", "reform", 1, ["went_on"]),
     ]
     rows = [
         *(
-            log(at, "plan.adopted", "n0", generation=n, phase=phase, rung=rung, reason=why, world=size, members=size)
+            log(at, "plan.adopted", "n0", generation=n, phase=phase, rung=rung, causes=why, world=size, members=size)
             for at, n, phase, rung, size, why in plans
         ),
         *(log(2.0, "workers.changed", node, work="training", generation=1, step=0) for node in ("n0", "n1")),

@@ -66,8 +66,8 @@ NOISE = [logged(Sign.PROGRAM, 1, when=None), logged(Sign.GPU_MEMORY, 1, when=Non
 INJECTED: dict[str, tuple[list[Evidence], Fault, tuple[int, ...], tuple[str, ...]]] = {
     "SIGSTOP": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, waiting=False, stopped=True)], Fault.HOST_HANG, (3,),
     ("n01",)),
-    "SIGTERM, not of the agent's": ([ended(3, "signal 15 (SIGTERM)", signal=15), Evidence(kind=Kind.KERNEL, sign=Sign.LINK, node="n00",
-    source="health", detail="40 tx_dropped")], Fault.DEAD_RANK, (3,), ("n01",)),
+    "SIGTERM, not of the agent's": ([ended(3, "signal 15 (SIGTERM)", signal=15), Evidence(kind=Kind.KERNEL, sign=Sign.LINK,
+    node="n00", source="health", detail="40 tx_dropped")], Fault.DEAD_RANK, (3,), ("n01",)),
     "SIGKILL": ([ended(3, "signal 9 (SIGKILL)", signal=9), ended(2, "exit code 1: RuntimeError: Connection closed by peer",
     when=50.1)],
                 Fault.DEAD_RANK, (3,), ("n01",)),
@@ -148,7 +148,9 @@ def test_a_machine_whose_memory_was_seen_full_first_does_not_hide_the_rank_that_
         kind=Kind.OOM, sign=Sign.HOST_MEMORY, node="n01", detail="memory.cgroup: 100%", when=49.0, clock="core",
         source="health",
     )  # fmt: skip
-    killed = ended(3, "out of memory: the kernel killed a process of this node's cgroup for want of memory", sign=Sign.OOM_KILLED)
+    killed = ended(
+        3, "out of memory: the kernel killed a process of this node's cgroup for want of memory", sign=Sign.OOM_KILLED
+    )
     verdict = judge([full, killed], EIGHT)
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.OOM_HOST, (3,), ("n01",))
     elsewhere = judge([replace(full, node="n00"), killed], EIGHT)
