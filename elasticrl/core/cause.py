@@ -170,7 +170,7 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
         Why.LEFT: "{who} left",
         Why.FAILED: "{who}: {said}",
         Why.WORKERLESS: "{who} has no workers yet",
-        Why.FAILED_AGAIN: "its worker failed {count} times at step {step}",
+        Why.FAILED_AGAIN: "a worker of {who} failed {count} times at step {step}",
         Why.FOUND: "{who}: {said}",
         Why.CAPPED: "{who} not quarantined: no more than {of} nodes may be at once ({setting})",
         Why.UNLIKE: "{nodes} computed other bits than the job (lanes.exact: warn)",

@@ -131,7 +131,7 @@ def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
         return fate.cause
     failures = scene.lead.failures.get(seat.member.node)
     if fate.fresh and failures and failures.count >= scene.settings.health.node_strikes:
-        return Cause(why=Why.FAILED_AGAIN, count=failures.count, step=failures.step)
+        return Cause(why=Why.FAILED_AGAIN, who=(seat.member,), count=failures.count, step=failures.step)
     return None
 
 
