@@ -23,7 +23,7 @@ lost            wall time - sealed steps x mean step of the undisturbed job; for
 bits            are the digests of all steps those of the same job done by one process that nothing happens to?
 
 With `--record` each side's result is kept in bench/race/goodput.jsonl as soon as it is there; `bench/race/race.py --report`
-takes it into the race's page and the README's table.
+takes it into the race's page and the comparison's table.
 
 A job that makes no step for three minutes is lost. It is ended then; the rest of its minutes counts all the same.
 """

@@ -1,4 +1,4 @@
-"""The race's results as a page, a plot, and the README's table of them; pure, but for `write`.
+"""The race's results as a page, a plot, and the comparison's table of them; pure, but for `write`.
 
 The one idea: a cell is made of all its trials. What did not come back is counted in it, and never averaged away.
 """
@@ -60,7 +60,7 @@ One job of each side, struck for some minutes (`python bench/goodput.py --record
 in turn, and nodes come back. *Of undisturbed*: the share of an undisturbed job's steps that it makes. *Lost*: seconds of
 training by a fault of each kind, until the next one; medians, with ranges. The newest run of each."""
 JOBS = Path(__file__).parent / "goodput.jsonl"
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[1] / "COMPARISON.md"
 BEGIN, END = "<!-- by bench/race/race.py; do not edit -->", "<!-- end of what it writes -->"
 NOT_RUN = ("not run", "did not start", "the bench failed")
 COLOURS = ("#0b6e4f", "#b3541e", "#e0a458", "#3d5a80", "#7fa6d6", "#8e44ad", "#c39bd3", "#7f8c8d", "#2c3e50")
@@ -122,7 +122,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def comparison(outcomes: Sequence[Outcome]) -> str:
-    """What README says of the race: a table of medians, and of what was lost in all faults."""
+    """What bench/COMPARISON.md says of the race: a table of medians, and of what was lost in all faults."""
     cells, names = by_cell(outcomes), sides(outcomes)
     there = [fault for fault in FAULTS if any(key[0] == fault for key in cells)]
     body = [[FAULTS[fault], *(brief(cells.get((fault, side), [])) for side in names)] for fault in there]
@@ -204,10 +204,10 @@ def goodput(jobs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def between_marks(text: str, table: str) -> str:
-    """README with this table in the place of the one that it has."""
+    """The page with this table in the place of the one that it has."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    assert after, f"README.md has no {BEGIN} ... {END}"
+    assert after, f"bench/COMPARISON.md has no {BEGIN} ... {END}"
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
@@ -386,7 +386,7 @@ def best(trial: Outcome) -> float | None:
 
 
 def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any], note: str) -> None:
-    """RESULTS.md and its plot, and the README's table."""
+    """RESULTS.md and its plot, and the comparison's table."""
     from bench.race.sides import SIDES
 
     remedies = {(name, fault): how for name, side in SIDES.items() for fault, how in side.remedy.items()}
@@ -395,7 +395,7 @@ def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any],
     text = page(outcomes, machine, datetime.now(UTC), about, remedies, note, jobs)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     (folder / "results.svg").write_text(plot(outcomes), encoding="utf-8")
-    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes)), encoding="utf-8")
+    PAGE.write_text(between_marks(PAGE.read_text(encoding="utf-8"), comparison(outcomes)), encoding="utf-8")
 
 
 def show_table(outcomes: Sequence[Outcome]) -> None:

@@ -1,5 +1,5 @@
 """The quick start, run as it is written: its commands are read from the page, in the order in which a new user meets them. And
-the README's table of commands, all of it, on one job: while it trains, as it is stopped, and after.
+the table in docs/COMMANDS.md, all of it, on one job: while it trains, as it is stopped, and after.
 """
 
 import json
@@ -31,7 +31,9 @@ SHOWN = re.search(
 )
 TABLE = [
     cell
-    for row in re.findall(r"^\| (`elasticrl .*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for row in re.findall(
+        r"^\| (`elasticrl .*?) \|", (ROOT / "docs" / "COMMANDS.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for cell in re.findall(r"`elasticrl ([a-z-]+(?: [a-z]+(?:\\\|[a-z]+)+)?)", row)
 ]
 VERBS = {
@@ -45,7 +47,7 @@ ELSEWHERE = {name: value for name, value in os.environ.items() if name != "ELAST
 
 T = TypeVar("T")
 PATIENCE_S = 240.0  # on a machine that is busy with other tests
-DEMO_S = 180.0  # what the first command may take, once all is installed: the README says about two minutes
+DEMO_S = 180.0  # what the first command may take, once all is installed: the README says one to two minutes
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -27,6 +27,8 @@ PAGES = [
     for page in (
         ROOT / "README.md",
         ROOT / "bench" / "README.md",
+        ROOT / "bench" / "COMPARISON.md",
+        ROOT / "bench" / "FIGURES.md",
         ROOT / "bench" / "race" / "RESULTS.md",
         ROOT / "chaos" / "RECORD.md",
         *sorted((ROOT / "docs").rglob("*.md")),

@@ -322,10 +322,10 @@ def test_only_what_stands_between_the_marks_is_written_anew():
         results.between_marks("no marks", "new")
 
 
-def test_the_readme_and_the_results_say_what_the_trials_say():
+def test_the_page_and_the_results_say_what_the_trials_say():
     """Red after a new race: `python bench/race/race.py --report` writes both anew."""
     trials = recorded(RECORD)
-    readme = results.README.read_text(encoding="utf-8")
+    readme = results.PAGE.read_text(encoding="utf-8")
     assert results.between_marks(readme, results.comparison(trials)) == readme
     page = (RECORD.parent / "RESULTS.md").read_text(encoding="utf-8")
     head = ["fault", *results.sides(trials)]
