@@ -19,7 +19,7 @@ from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Wor
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 
-VERSION: Final = 1
+VERSION: Final = 2
 LIMIT: Final = 8 * 1024 * 1024  # of one line; 4,096 seats are far below it
 
 

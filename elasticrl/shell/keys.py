@@ -41,7 +41,7 @@ ROLLOUTS = "rollout/"
 PAST = "past"
 SECRET = "secret"  # noqa: S105 - the key's name, not a secret
 
-VERSION = 1
+VERSION = 2
 
 # A plan of 4,096 seats is 370 kB, and goes to every one of them: 1.5 GB from etcd for a single death. It shrinks tenfold.
 COMPRESS_OVER = 8192  # bytes; below this etcdctl shows what it is

@@ -84,9 +84,9 @@ def test_a_newer_versions_extra_field_is_passed_over() -> None:
         (b"{", "not JSON"),
         (b'{"v":2,"is":"Kill"}', "another protocol"),
         (b"[]", "another protocol"),
-        (b'{"v":1,"is":"Os.system"}', "unknown message"),
-        (b'{"v":1,"is":"Kill","slot":"first","cause":"x"}', "slot"),
-        (b'{"v":1,"is":"Kill","slot":1}', "cause"),
+        (b'{"v":2,"is":"Os.system"}', "unknown message"),
+        (b'{"v":2,"is":"Kill","slot":"first","cause":"x"}', "slot"),
+        (b'{"v":2,"is":"Kill","slot":1}', "cause"),
     ],
 )
 def test_what_is_not_the_protocol_is_refused_with_a_sentence(line: bytes, says: str) -> None:
