@@ -82,7 +82,7 @@ def test_a_newer_versions_extra_field_is_passed_over() -> None:
     ("line", "says"),
     [
         (b"{", "not JSON"),
-        (b'{"v":2,"is":"Kill"}', "another protocol"),
+        (b'{"v":1,"is":"Kill"}', "another protocol"),
         (b"[]", "another protocol"),
         (b'{"v":2,"is":"Os.system"}', "unknown message"),
         (b'{"v":2,"is":"Kill","slot":"first","cause":"x"}', "slot"),
