@@ -34,7 +34,6 @@ PAGES = [
         *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "configs").rglob("*.md")),
     )
-    if page.name != "NEXT.md"  # what is not there yet
 ]
 #: What a block may hold. No block is without a word: it might be commands.
 LANGUAGES = {"sh", "console", "usage", "text", "python", "ini", "yaml"}
