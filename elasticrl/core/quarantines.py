@@ -31,7 +31,10 @@ def cut_off(
     for member in _fresh(scene, cuts):
         before = (scene.view.quarantines or {}).get(member.node)
         quarantine = noted.get(member) or Quarantine(
-            member=member, cause=Cause(why=Why.UNREACHED, who=(member,)), strikes=before.strikes if before else 0, held=False
+            member=member,
+            cause=Cause(why=Why.UNREACHED, who=(member,)),
+            strikes=before.strikes if before else 0,
+            held=False,
         )
         noted[member] = replace(quarantine, cuts=cuts[member], found=scene.view.generation)
     return tuple(noted.values())

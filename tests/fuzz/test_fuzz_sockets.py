@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from elasticrl.agent import wire
 from elasticrl.agent.datagram import BEAT, TIMED, Said, seal
 from elasticrl.cli import render
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rollout, Seat, View
 from elasticrl.core.settings import Membership
 from elasticrl.daemon import control, stored
@@ -198,7 +199,7 @@ PLAN = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=ME, born=1),))
 GOOD: dict[str, object] = {
     keys.PLAN: PLAN, keys.COMMIT: Commit(step=6, generation=2), keys.LEADER: ME,
     keys.member_key("n00"): Record(member=ME, step=7), keys.drain_key("n00"): ME,
-    keys.quarantine_key("n01"): Quarantine(member=Member(node="n01", incarnation=1), reason="x"),
+    keys.quarantine_key("n01"): Quarantine(member=Member(node="n01", incarnation=1), cause=Cause(why=Why.UNREACHED, said="x")),
     keys.rollout_key("r0"): Rollout(member=Member(node="r0", incarnation=1)),
 }  # fmt: skip
 good = st.sampled_from(sorted(GOOD)).flatmap(

@@ -23,17 +23,14 @@ from elasticrl.cli.main import VERBS, build
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    page
-    for page in (
-        ROOT / "README.md",
-        ROOT / "bench" / "README.md",
-        ROOT / "bench" / "COMPARISON.md",
-        ROOT / "bench" / "FIGURES.md",
-        ROOT / "bench" / "race" / "RESULTS.md",
-        ROOT / "chaos" / "RECORD.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted((ROOT / "configs").rglob("*.md")),
-    )
+    ROOT / "README.md",
+    ROOT / "bench" / "README.md",
+    ROOT / "bench" / "COMPARISON.md",
+    ROOT / "bench" / "FIGURES.md",
+    ROOT / "bench" / "race" / "RESULTS.md",
+    ROOT / "chaos" / "RECORD.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "configs").rglob("*.md")),
 ]
 #: What a block may hold. No block is without a word: it might be commands.
 LANGUAGES = {"sh", "console", "usage", "text", "python", "ini", "yaml"}

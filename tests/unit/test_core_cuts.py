@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Seen, Tick, Tried, Try
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Member, Quarantine, Record, View
@@ -18,7 +19,7 @@ from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.store.protocol import Put
 from tests.unit.test_core_step import Life, member, plan
 
-CUT = Quarantine(member=member("n02"), reason="out of reach", cuts=(("n02", "n01"), ("n01", "n02")), found=2)
+CUT = Quarantine(member=member("n02"), cause=Cause(why=Why.UNREACHED), cuts=(("n02", "n01"), ("n01", "n02")), found=2)
 
 
 class Out(Life):

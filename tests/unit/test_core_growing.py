@@ -312,7 +312,7 @@ def test_a_gang_that_has_lost_one_is_mended_before_it_is_stopped_as_long_as_it_h
     until(life, 6.1 + SETTINGS.recovery.drain_s)
     found = proposed(life)
     assert (found.phase, seated(found)) == (Phase.STOP, ["n00", "n01", "n02"])
-    assert found.reason.endswith("no gang is there to save what was made after step 0, up to step 8")
+    assert Cause(why=Why.UNSAVED, step=0, count=8) in found.causes
 
 
 def test_a_newcomer_s_vault_that_has_moved_costs_the_gang_that_trains_no_step():

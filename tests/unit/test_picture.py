@@ -146,7 +146,9 @@ def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
 
 def test_who_has_no_seat_for_a_cut_way_is_shown_with_what_is_awaited():
     record = Record(member=N0, warm=True)
-    cut = Quarantine(member=N0, reason="out of reach", held=False, cuts=(("n0", "n1"), ("n1", "n0")), found=4)
+    cut = Quarantine(
+        member=N0, cause=Cause(why=Why.UNREACHED, who=(N0,)), held=False, cuts=(("n0", "n1"), ("n1", "n0")), found=4
+    )
 
     def shown(**said: object) -> tuple[str, str]:
         row = picture("ppo", View(), {"n0": replace(record, **said)}, {"n0": cut}, needs=1).rows[0]
