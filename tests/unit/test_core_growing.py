@@ -6,7 +6,7 @@ import pytest
 from test_core_step import SETTINGS, Life, leads, member, plan, record, seat, trains
 
 from elasticrl.core import events
-from elasticrl.core.cause import Why
+from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.follow import trains_on
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
