@@ -58,7 +58,7 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
     ],
 )
 def test_whose_doing_an_end_was(facts: Facts, cause: str, own: bool) -> None:
-    assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else None)
+    assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else Sign.UNJOINED if facts.unjoined else None)
 
 
 def test_the_exception_is_read_from_torchs_error_file() -> None:

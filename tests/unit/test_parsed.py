@@ -39,7 +39,7 @@ PITS = [
     b'{"a":' * 200_000,
     PIT + b"]" * 200_000,
     b"[" * 900 + b"]" * 900,
-    b'{"v":1,"value":' + b"[" * 500 + b"]" * 500 + b"}",
+    b'{"v":2,"value":' + b"[" * 500 + b"]" * 500 + b"}",
 ]
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_
 
         await store.txn((), [Put(key=keys.COMMIT, value=keys.dump(Committed(step=60, generation=3)))])
         await until(lambda: sight.view.committed == 60)
-        wrong = json.dumps({"v": 1, "value": {"step": step, "generation": 3}}).encode()
+        wrong = json.dumps({"v": 2, "value": {"step": step, "generation": 3}}).encode()
         await store.txn((), [Put(key=keys.COMMIT, value=wrong)])
         await until(lambda: bool(told))
         assert "commit: step is" in told[0]
@@ -154,7 +154,7 @@ def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_
 
 @pytest.mark.parametrize("name", ["generation", "resume"])
 def test_a_plan_of_numbers_that_nothing_can_follow_is_refused(name: str) -> None:
-    plain = {"v": 1, "value": {"generation": 1, "phase": "train", "seats": [], name: 2**62}}
+    plain = {"v": 2, "value": {"generation": 1, "phase": "train", "seats": [], name: 2**62}}
     with pytest.raises(keys.Unreadable, match=f"plan: {name} is {2**62}"):
         keys.load(Plan, json.dumps(plain), "plan")
 

@@ -201,7 +201,11 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
 def test_of_a_job_that_is_over_nobody_is_sent_to_look_at_the_store():
     # Found by a new user: `elasticrl run` said "The store does not answer" under the last picture, after all had gone well.
     plan = Plan(
-        generation=3, phase=Phase.STOP, seats=(Seat(member=N0, born=1),), reason="all 40 steps are made", exit_code=0
+        generation=3,
+        phase=Phase.STOP,
+        seats=(Seat(member=N0, born=1),),
+        causes=(Cause(why=Why.FINISHED, step=40),),
+        exit_code=0,
     )
     for told in ({"away": True}, {"away": True, "silent": True}):
         shown = picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, needs=1, **told)

@@ -356,7 +356,7 @@ def test_a_directory_open_to_others_is_refused(tmp_path: Path):
     open_to_all = tmp_path / "v"
     open_to_all.mkdir(mode=0o777)
     open_to_all.chmod(0o777)
-    with pytest.raises(VaultError, match="only user"):
+    with pytest.raises(VaultError, match="can be written to by everybody"):
         prepare(open_to_all)
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
