@@ -3,13 +3,14 @@
 The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
 from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
 from elasticrl.core.cause import Cause
+from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Phase, Rung
 
 
@@ -55,14 +56,17 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
 
 def caused(case: Case) -> Iterator[Complaint]:
     """Some plan or quarantine has the cause that the scenario names."""
-    causes = [cause for fact in case.plans for cause in fact.plan.causes]
-    causes += [fact.cause for fact in case.history if isinstance(fact, Confined)]
-    if case.scenario.expect.caused and not any(fits(cause, case.scenario.expect.caused) for cause in causes):
+    plans = [fact.plan for fact in case.plans]
+    causes = [(cause, plan.verdict.because if plan.verdict else ()) for plan in plans for cause in plan.causes]
+    causes += [(fact.cause, ()) for fact in case.history if isinstance(fact, Confined)]
+    words = case.scenario.expect.caused
+    if words and not any(fits(cause, words, because) for cause, because in causes):
         yield case.history[-1].at, f"no plan was caused by {case.scenario.expect.caused!r}"
 
 
-def fits(cause: Cause, words: str) -> bool:
-    """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, and the setting may be given.
+def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
+    """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, the setting, and the kinds of
+    evidence may be given.
 
     >>> from elasticrl.core.cause import Why
     >>> from elasticrl.core.model import Member
@@ -72,7 +76,8 @@ def fits(cause: Cause, words: str) -> bool:
     (True, False)
     """
     known = {cause.why.value, *(member.node for member in cause.who), *cause.nodes, str(cause.count), cause.setting}
-    return known | {cause.fault.value if cause.fault else ""} >= set(words.split())
+    known |= {cause.fault.value if cause.fault else "", *(fact.kind.value for fact in because)}
+    return known >= set(words.split())
 
 
 def _of_steps(case: Case) -> Iterator[Complaint]:

@@ -165,7 +165,6 @@ MUTANTS: Final = (
     _m("it waits no longer than others may take", "setback", "if now >= due else Wish(wake_at=due)", "if False else Wish(wake_at=due)", "a-lone-daemon-restarts-beside-a-store-that-was-set-back"),
     # Who hears nobody, and whom a probe has not reached.
     _m("who does not hear another accuser has no say", "suspect", "doubtful = {node: _deaf(accusers, against) for node, accusers in against.items()}", "doubtful: dict[str, set[str]] = {}", "two-deaf-spares-beside-two-seats"),
-    _m("of two at fault the one goes that fewer reach", "suspect", "return (here, node not in unreachable, everywhere, order.index(node))", "return (here, node not in unreachable, 0, order.index(node))", "a-probe-finds-a-spare-out-of-reach"),
     _m("a spare that a probe has not reached takes no place", "probing", "grow=False, without=astray)", "grow=False)", "a-probe-finds-a-spare-out-of-reach"),
     # How a job is stopped.
     _m("who leaves saves with the others", "intents", "seats, causes = scene.plan.seats if scene.plan else (), ", "seats, causes = scene.kept, ", "stopped-as-rank-0-is-drained"),

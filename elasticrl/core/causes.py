@@ -76,6 +76,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         who += " or a peer"
     victims = sorted(case.waiting - set(ranks))
     cause = f"{who} {meaning.words}{_detail(first, of_many=first.sign is Sign.NODE_GONE and len(nodes) > 1)}"
+    stack = None
     if meaning.fault is Fault.HOST_HANG and first.kind is not Kind.STACK:
         # Beats say that it hangs; its stack, where.
         stack = next(
@@ -104,7 +105,10 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,
         confidence=confidence,
         remedy=meaning.remedy,
-        because=(first, *[fact for fact in alike if fact is not first][:3], *ends[:1], *case.waits[:2]),
+        because=(
+            first, *([stack] if stack else []), *[fact for fact in alike if fact is not first][:3], *ends[:1],
+            *case.waits[:2],
+        ),
         against=(meaning.contradicted_by, *doubts),
     )  # fmt: skip
 
