@@ -112,7 +112,8 @@ class Daemon(Resident):
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
         self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
-        self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
+        self._ours = asyncio.Event()  # no other daemon has this node's name
+        self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved, ours=self._ours)
         self.roll = Roll(self.home.folder / ROLL, log=log)
         self.node: Node | None = None
         self._boot, self._after = (
@@ -218,6 +219,7 @@ class Daemon(Resident):
             return await self._give_way(twin(beside), vault=self.vault.started)
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
+        self._ours.set()
         life = last if last and adopted else replace(await self._begin(store, last), since=since)
         self._after = end_of(last, self._boot, adopted=adopted)
         self._formerly = life.beat

@@ -166,7 +166,10 @@ class Talk:
 class Vault:
     """One node's vault. Run `run` beside the daemon's loop."""
 
-    def __init__(self, options: Options, *, log: Any, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, options: Options, *, log: Any, changed: Callable[[], None] = lambda: None, ours: asyncio.Event | None = None
+    ) -> None:
+        """`ours`: set once it is known that a vault which runs here is this daemon's to see to, and not another one's."""
         self.address = (
             ""  # where other nodes reach it; "" until it has been up once. It keeps its port when it is started again
         )
@@ -175,6 +178,7 @@ class Vault:
         self.away = ""  # why it has never been up
         self.changed = changed  # told when `address` or `away` does
         self._options = options
+        self._ours = ours
         self._state = ""
         self._ring: Ring | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -243,6 +247,8 @@ class Vault:
             status = await talk.ask("status")
             if (status["job"], status["node"]) != (options.job, options.node):
                 raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
+            if adopted and self._ours is not None:
+                await self._ours.wait()  # it ends with the last of those who see to it: a daemon that goes again is none
             if status.get("leaving"):
                 await talk.ask("leave", within_s=None)
             if options.led:
