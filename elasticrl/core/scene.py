@@ -496,7 +496,7 @@ class Scene:
         A hold or a probe hands on that the vaults are distrusted: else the next gang would form from them.
         """
         rung = Rung.RELOAD if self.distrusted else rung
-        seats = tuple(replace(seat, vault=self.vault_of(seat)) for seat in seats)
+        seats = tuple(self._found_now(seat) for seat in seats)
         here = {seat.member for seat in seats}
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
@@ -523,6 +523,12 @@ class Scene:
             waited=before if waited is None else waited,
             saves=saves,
         )
+
+    def _found_now(self, seat: Seat) -> Seat:
+        """This seat with where its node's daemon and vault are now: who is let in knows them by the plan alone."""
+        record = self.record_of(seat)
+        beat = record.beat if record and record.member == seat.member and record.beat else seat.beat
+        return replace(seat, vault=self.vault_of(seat), beat=beat)
 
     def train(
         self, seats: tuple[Seat, ...], *causes: Cause, rung: Rung, strike: Strike | None = None, saves: bool = False

@@ -21,7 +21,7 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
-from elasticrl.core.address import join
+from elasticrl.core.address import join, split
 from elasticrl.core.events import (
     Action,
     Asked,
@@ -401,14 +401,23 @@ class Daemon(Resident):
             ),
             doubt_s=self.tree.membership.doubt_s,
         )
+        port = self.tree.node.beat_port
+        former = 0 if port or not self._formerly else split(self._formerly)[1]
         try:
-            await neighbours.open(self.host, port := self.tree.node.beat_port)
+            if former:  # those who know this node by the plan alone ask there
+                with suppress(OSError):
+                    await neighbours.open(self.host, former)
+                    return self._noted(neighbours, me, secret)
+            await neighbours.open(self.host, port)
         except OSError as error:
             raise Refusal(
                 f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), and "
                 "give each job of a machine a node.beat_port of its own (0 takes any); an address of another machine comes "
                 "from node.address or node.interface"
             ) from None
+        return self._noted(neighbours, me, secret)
+
+    def _noted(self, neighbours: Neighbours, me: Member, secret: bytes) -> Neighbours:
         leave_note(self.home.folder, me, secret)
         return neighbours
 

@@ -167,7 +167,12 @@ class Vault:
     """One node's vault. Run `run` beside the daemon's loop."""
 
     def __init__(
-        self, options: Options, *, log: Any, changed: Callable[[], None] = lambda: None, ours: asyncio.Event | None = None
+        self,
+        options: Options,
+        *,
+        log: Any,
+        changed: Callable[[], None] = lambda: None,
+        ours: asyncio.Event | None = None,
     ) -> None:
         """`ours`: set once it is known that a vault which runs here is this daemon's to see to, and not another one's."""
         self.address = (
@@ -248,7 +253,9 @@ class Vault:
             if (status["job"], status["node"]) != (options.job, options.node):
                 raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
             if adopted and self._ours is not None:
-                await self._ours.wait()  # it ends with the last of those who see to it: a daemon that goes again is none
+                await (
+                    self._ours.wait()
+                )  # it ends with the last of those who see to it: a daemon that goes again is none
             if status.get("leaving"):
                 await talk.ask("leave", within_s=None)
             if options.led:
