@@ -181,7 +181,7 @@ def test_a_vault_that_cannot_start_is_told_of(job: Job) -> None:
         return str(rows.get("n3", {}).get("note", ""))
 
     job.until(lambda: "its vault does not start: " in note(), 20.0, "why n3 does not get warm")
-    assert "is not a directory that only user 0 can enter (owner 65534" in note()
+    assert "belongs to user 65534" in note()
     job.end("n3")
 
 
