@@ -125,16 +125,16 @@ def test_in_the_end_the_bits_are_the_same_and_nothing_is_left(bench: Bench) -> N
 
 
 def test_what_failed_leaves_a_folder_with_everything_and_can_be_repeated(tmp_path: Path) -> None:
-    """A vault dies, and the scenario expects words that nobody says."""
+    """A vault dies, and the scenario expects a cause that nobody has."""
     scenario = Scenario(
         name="words-that-nobody-says",
         shape=Shape(nodes=2, settings=BASE),
         faults=(Fault(kind="kill_vault", at=0.0, node="n1"),),
-        expect=Expect(said="words that nobody says"),
+        expect=Expect(caused="nobody"),
     )
     score = Play(tmp_path, say=lambda _: None, boxes=not box.missing()).files([scenario])
     ((again, what),) = score.failed
-    assert "words that nobody says" in what
+    assert "no plan was caused by" in what
     command = shlex.split(again)
     assert command[:4] == ["python", "-m", "chaos.run", "live"]
     saved = load(Path(command[4]))
