@@ -407,7 +407,7 @@ def test_a_vault_that_answers_elsewhere_is_told_to_all_once_the_gang_trains():
     assert "the vault of n01/1 answers at another port" in line
 
 
-def test_a_plan_for_another_reason_says_where_each_vault_is_now():
+def test_a_plan_for_another_reason_says_where_each_vault_and_daemon_is_now():
     """Found live (seed 47): a gang that could not form, as a vault had moved, never trained, and so never heard of it."""
     life = Life("n00/1")
     leads(life)
@@ -416,11 +416,12 @@ def test_a_plan_for_another_reason_says_where_each_vault_is_now():
     trains(life, 2.6, 1, "n00", "n01", "n02")
     life.leased(2.9)
     died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
-    moved = record("n01", work=Work.JOINING, generation=1, born=1, vault="n01:7999")
+    moved = record("n01", work=Work.JOINING, generation=1, born=1, vault="n01:7999", beat="n01:7555")
     life.told(4.0, moved, record("n02", work=Work.FAILED, generation=1, exit=died))
     proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
     assert proposed.causes[0].signal == 9
     assert [seat.vault for seat in proposed.seats] == ["", "n01:7999", ""]
+    assert proposed.seats[1].beat == "n01:7555", "who is let in knows a daemon by the plan alone"
 
 
 @pytest.mark.parametrize(("work", "rung"), [(Work.TRAINING, Rung.REFORM), (Work.JOINING, Rung.REPLACE)])
