@@ -150,7 +150,7 @@ MUTANTS: Final = (
     _m("a gap is filled", "scene", "gaps = len(fates) - kept", "gaps = 0", "spare-takes-the-gap"),
     _m("a gap is filled in its place", "scene", "            elif waiting:\n", "            elif False:\n", "spare-takes-the-gap"),
     _m("an unsure verdict is probed", "probing", "or not scene.conviction.unsure:", "or True:", "every-second-node-cut-off"),
-    _m("who was put out has no say", "suspect", "lives(plan, watched(plan, record.member, reach))", "lives(plan, plan.place)", "in-halves-that-both-hear-the-store"),
+    _m("who was put out has no say", "suspect", "lives(plan, watched(plan, record.member, reach))", "lives(plan, plan.place)", "every-second-node-cut-off"),
     _m("a spare breaks the tie of two", "probing", ", *scene.spares]", "]", "two-seats-and-a-spare"),
     _m("the place to meet is alive", "scene", "next((endpoint for endpoint in offers if endpoint), \"\")", "next(offers, \"\")", "the-agent-of-rank-0-is-away"),
     _m("the job's bits outlive its seats", "scene", "        if self.plan and self.plan.bits:", "        if False:", "the-other-does-not-take-over"),
