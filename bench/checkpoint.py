@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Watch, dump, interval, summary
-from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
 from elasticrl.runtime.checkpoint.saver import Outcome, Saver
 from elasticrl.runtime.vault.client import Ticket, Vault
@@ -145,7 +145,7 @@ class VaultSide(Side):
             ring = {"nodes": ["n0", "n1"], "addresses": dict(zip(("n0", "n1"), addresses, strict=True))}
             self.vault.control.ask("ring", generation=1, copies=1, **ring)
         self.buddy = buddy
-        self.saver = Saver(str(root / f"disk-{disk}"), facts=Facts()) if disk else None
+        self.saver = Saver(str(root / f"disk-{disk}"), facts=Conditions()) if disk else None
         self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())
         self.world = 2 if buddy else 1
         self.share = 1 / self.world

@@ -46,7 +46,7 @@ LINE_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Traces:
     """What is known when a process has ended."""
 
     code: int | None  # negative: a signal; None: nobody could say
@@ -62,12 +62,12 @@ class Facts:
         return -self.code if self.code is not None and self.code < 0 and not self.killed else 0
 
 
-def judge(facts: Facts) -> tuple[str, bool, Sign | None]:
+def judge(facts: Traces) -> tuple[str, bool, Sign | None]:
     """The cause in a sentence, whether it was the program's own doing, and what is known of it beside that.
 
-    >>> judge(Facts(code=1, message="ValueError: bad prompt"))
+    >>> judge(Traces(code=1, message="ValueError: bad prompt"))
     ('exit code 1: ValueError: bad prompt', True, None)
-    >>> judge(Facts(code=-9))
+    >>> judge(Traces(code=-9))
     ('signal 9 (SIGKILL)', False, None)
     """
     if facts.killed:

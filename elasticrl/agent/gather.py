@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Lap, Pace, Stall, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Facts, Lap, Pace, Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
 
@@ -25,25 +25,11 @@ class Beating:
     finished: bool = False  # it ended with exit code 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What was learned by looking once at all pages."""
-
-    work: Work = Work.NONE
-    step: int = 0
-    saved: int = 0
-    manifest: str = ""
-    stall: Stall | None = None
-    phase: str = ""  # of the one who waits outside of the gang, else of the one whose beat is the oldest
-    since: float = 0.0  # that beat
-    restore_s: float = 0.0  # how long putting their state back took in this generation
-
-
-def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float) -> Look:
-    """Sum up."""
+def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float, wall: float = 0.0) -> Facts:
+    """What is learned by looking once at all pages. `wall`: what `now` is by the wall clock."""
     workers = list(workers)
     if not workers:
-        return Look()
+        return Facts()
     stalls = [stall for w in workers if not w.finished and (stall := stall_of(w, budgets, now))]
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
     worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
@@ -51,14 +37,14 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     # Who waits outside of the gang says so again and again; the others of this node wait for it.
     shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
     loads = any(w.beat.state is State.WARM and not w.finished for w in workers)  # whatever it says that it does
-    return Look(
+    return Facts(
         work=work_of(workers, generation, worst),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
         stall=worst,
         phase=LOADING if loads else shown.phase,
-        since=shown.since,
+        beat_at=round(wall - (now - shown.since), 1) if shown.since else 0.0,
         restore_s=max(w.beat.restore_s for w in workers),
     )
 

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from elasticrl.agent import exits, pool, seat, warm, wire, worker
 from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
-from elasticrl.agent.gather import Beating, Look, Stride, Usual, look
+from elasticrl.agent.gather import Beating, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.parent import Led, stops
 from elasticrl.agent.server import Server
@@ -36,7 +36,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Facts, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 from elasticrl.shell.notify import Notify
@@ -134,7 +134,7 @@ class Hand(LocalElasticAgent):
         self._exit: Exit | None = None
         self._ended: list[Ended] = []
         self._ends = 0
-        self._last = Look()
+        self._last = Facts()
         self._usual = Usual(budgets=Budgets(settings=spec.timeouts))
         self._stride = Stride()
         self._problem = ""
@@ -289,7 +289,7 @@ class Hand(LocalElasticAgent):
 
     async def _launch(self, gang: Gang) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
-        self._exit, self._last = None, Look(step=gang.resume)
+        self._exit, self._last = None, Facts(step=gang.resume)
         self._dismiss(self._seated.values(), "fresh processes take over")
 
         def overtaken() -> bool:
@@ -574,7 +574,7 @@ class Hand(LocalElasticAgent):
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
         message = exits.exception_of(failure.error_file_data) if failure else ""
         memory = self._memory.evidence(process.pid, code)
-        facts = exits.Facts(
+        facts = exits.Traces(
             code=code, message=message, killed=process.killed, sign=process.sign, memory=memory,
             unjoined=code == 0 and process.slot is not None and beat.phase == LOADING,
         )  # fmt: skip
@@ -641,7 +641,7 @@ class Hand(LocalElasticAgent):
             if self._logs.rotate(process.log):
                 process.reopen()
 
-    def _look_at(self) -> Look:
+    def _look_at(self) -> Facts:
         now = time.monotonic()
         beating = []
         for slot, process in sorted(self._seated.items()):
@@ -654,7 +654,7 @@ class Hand(LocalElasticAgent):
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
         self._usual = self._usual.learn(beating, now)
         self._stride = self._stride.after(beating, now, REPORT_S)
-        return look(beating, self._generation, self._usual.budgets, now)
+        return look(beating, self._generation, self._usual.budgets, now, time.time())
 
     def _report_now(self) -> Report:
         """The whole picture."""
@@ -668,20 +668,22 @@ class Hand(LocalElasticAgent):
         elif not self._seated:
             work = Work.NONE
         gang = self._gang
-        return Report(
+        seated = here if self._seated else Facts(step=here.step, saved=here.saved, manifest=here.manifest)
+        return seated.into(
+            Report,
             work=work,
             generation=self._exit.generation if self._exit else self._generation,
             born=gang.born if gang and (self._seated or work is Work.JOINING) else 0,
             warm=warm >= self._spec.slots,
-            step=here.step,
-            saved=here.saved,
-            manifest=here.manifest,
             exit=self._exit,
-            stall=here.stall if self._seated else None,
             endpoint=self._stores.endpoint,
             echo=self._echo.address,
             bits=self._bits,
             versions=self._versions,
+            problem=self._problem,
+            unlogged=self._logs.problem,
+            pace=self._stride.took if self._seated else (),
+            lap=self._stride.lap,
             pid=self._me.pid if self._me else 0,
             started=self._me.started if self._me else 0,
             workers=tuple(
@@ -692,14 +694,7 @@ class Hand(LocalElasticAgent):
             ),
             spares=warm,
             ended=tuple(self._ended),
-            problem=self._problem,
-            unlogged=self._logs.problem,
             stopping=self._stopping,
-            pace=self._stride.took if self._seated else (),
-            lap=self._stride.lap,
-            phase=here.phase if self._seated else "",
-            since=here.since if self._seated else 0.0,
-            restore_s=here.restore_s if self._seated else 0.0,
         )
 
 
@@ -711,4 +706,4 @@ def news(report: Report | None, begun: int, *, grows: bool = False) -> Report | 
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
     phase = report.phase if report.phase in (OUTSIDE, *([MEETING] if grows else [])) else ""
-    return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, since=0.0)
+    return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, beat_at=0.0)

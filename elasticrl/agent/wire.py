@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticrl.agent.seat import Committed
 from elasticrl.core import events
 from elasticrl.core.evidence import Sign
-from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Work, deal
+from elasticrl.core.model import Exit, Facts, Member, Plan, Rung, deal
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 
@@ -149,44 +149,15 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All there is to know about a node's processes now; the first fields are those of the event `Workers`."""
+class Report(Facts):
+    """All there is to know about a node's processes now."""
 
-    work: Work = Work.NONE
-    generation: int = 0
-    born: int = 0
-    warm: bool = False
-    step: int = 0
-    saved: int = 0
-    manifest: str = ""
-    exit: Exit | None = None
-    stall: Stall | None = None
-    endpoint: str = ""
-    echo: str = ""  # where the agent answers neighbours
-    bits: str = ""  # fingerprint of what decides the bits that these processes compute
-    versions: str = ""  # what these processes run, as JSON
     pid: int = 0  # the agent's own
     started: int = 0
     workers: tuple[Worker, ...] = ()
     spares: int = 0  # warm processes
     ended: tuple[Ended, ...] = ()  # not yet acknowledged
-    problem: str = ""  # why no process gets warm
-    unlogged: str = ""  # why workers' output is not in the file where it should be
     stopping: str = ""  # why the agent is about to end
-    pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
-    lap: Lap | None = None  # how long their newest steps took
-    phase: str = ""  # of the worker whose beat is the oldest
-    since: float = 0.0  # that beat, on the machine's monotonic clock
-    restore_s: float = 0.0  # how long putting their state back took in this generation
-
-    def event(self, now: float) -> events.Workers:
-        """As the core wants to hear it."""
-        return events.Workers(
-            now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
-            saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
-            bits=self.bits, pace=self.pace, lap=self.lap, phase=self.phase, problem=self.problem,
-            restore_s=self.restore_s, unlogged=self.unlogged, versions=self.versions,
-        )  # fmt: skip
 
 
 Order = Launch | Reform | Park | Halt | Kill | Committed | Acknowledge | Quit

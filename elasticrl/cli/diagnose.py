@@ -61,7 +61,7 @@ def diagnose(
         return
     from elasticrl.cli.main import Exit
     from elasticrl.core.judge import judge
-    from elasticrl.core.verdict import Facts
+    from elasticrl.core.verdict import Known
     from elasticrl.diagnose import report
     from elasticrl.diagnose.logs import read
 
@@ -71,7 +71,7 @@ def diagnose(
         for reason in reading.unread or ("no files in these directories",):
             typer.echo(plain(f"cannot read {reason}"), err=True)
         raise typer.Exit(Exit.REFUSED)
-    verdict = judge(reading.evidence, Facts(world=world, heard=reading.ranks))
+    verdict = judge(reading.evidence, Known(world=world, heard=reading.ranks))
     if as_json:
         typer.echo(json.dumps(report.plain(verdict, reading.evidence, reading.ways), indent=2))
         for reason in reading.unread:

@@ -26,7 +26,7 @@ from elasticrl.core.meanings import (
 )
 from elasticrl.core.parting import Parted, part
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Confidence, Facts
+from elasticrl.core.verdict import Confidence, Known
 
 MOVED_S = 2.0  # who was waiting so shortly before it was seen elsewhere has moved on: it is slow, not stuck
 LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
@@ -37,7 +37,7 @@ class Case:
     """The evidence, sorted into what it can be."""
 
     evidence: tuple[Evidence, ...]
-    facts: Facts
+    facts: Known
 
     @cached_property
     def serious(self) -> tuple[Evidence, ...]:

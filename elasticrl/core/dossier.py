@@ -23,7 +23,7 @@ STATES = frozenset({HEALTH, WAYS})  # whose newest word on the same thing is the
 SIGABRT = 6
 PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 
-Facts = tuple[Evidence, ...]
+Filed = tuple[Evidence, ...]
 Passed = Mapping[int, float]  # generation -> until when its gang has outlived what was found
 
 
@@ -36,8 +36,8 @@ def identity(fact: Evidence) -> Hashable:
 
 
 def file(
-    known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float = KEPT_S, passed: Passed | None = None
-) -> Facts:
+    known: Filed, fresh: Iterable[Evidence], now: float, *, kept_s: float = KEPT_S, passed: Passed | None = None
+) -> Filed:
     """The facts with the new ones among them, the oldest first. The very same tuple if there is nothing new.
 
     What a log says again counts anew once its gang has outlived what it had said before (`passed`, which the leader knows; a
@@ -70,7 +70,7 @@ def file(
     return (*(fact for fact in known if (fact.when or 0.0) >= now - kept_s), *found)[-KEPT:]
 
 
-def _without_repeated(known: Facts, fresh: Iterable[Evidence], now: float, passed: Passed | None) -> Facts:
+def _without_repeated(known: Filed, fresh: Iterable[Evidence], now: float, passed: Passed | None) -> Filed:
     said = {identity(cut): cut.line_no for cut in map(bounded, fresh) if cut.line_no is not None}
 
     def over(fact: Evidence) -> bool:
@@ -105,7 +105,7 @@ def _place(fact: Evidence) -> Hashable:
     return fact.kind, fact.rank, fact.node, fact.group, fact.generation
 
 
-def told(facts: Facts, generation: int) -> Facts:
+def told(facts: Filed, generation: int) -> Filed:
     """What goes into a node's record under this generation's plan: few, those of the newest gang first, and of them those that
     can be a cause, the earliest. (A rank that had been noisy in gang after gang left no room for where it was seen at last.)
 
@@ -127,7 +127,7 @@ def told(facts: Facts, generation: int) -> Facts:
     return tuple(facts[i] for i in sorted(chosen))
 
 
-def concerning(facts: Facts, generations: range, seated: Collection[str], passed: Passed | None = None) -> Facts:
+def concerning(facts: Filed, generations: range, seated: Collection[str], passed: Passed | None = None) -> Filed:
     """Those that count when the fault of these gangs is judged: not what they have outlived.
 
     Of what a node says of itself apart from any gang (health, the kernel) only that of nodes which something else speaks
@@ -144,7 +144,7 @@ def concerning(facts: Facts, generations: range, seated: Collection[str], passed
     return tuple(fact for fact in facts if id(fact) in chosen)
 
 
-def speaks(facts: Facts) -> bool:
+def speaks(facts: Filed) -> bool:
     """Is there anything to judge?"""
     ends = {Kind.PROBE, Kind.EXIT}
     return any(

@@ -9,7 +9,7 @@ from dataclasses import field
 
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Exit, Intent, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.model import Facts, Intent, Plan, Quarantine, Record, Verb, View
 from elasticrl.core.pairs import Result
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
@@ -17,26 +17,26 @@ from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class At:
     """Something that happened, at `now` on this node's monotonic clock."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
+class Tick(At):
     """The time that a decision asked to be woken at has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen(Event):
+class Seen(At):
     """The store as it looks from here."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leased(Event):
+class Leased(At):
     """The lease was renewed by a keepalive that was *sent* at `sent`; `held=False`: the store does not know it any more."""
 
     sent: float
@@ -44,34 +44,14 @@ class Leased(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers(Event):
+class Workers(Facts):
     """This node's workers as the agent knows them. Sent when anything but `step` changes, and at least every second."""
 
-    work: Work = Work.NONE
-    generation: int = 0
-    born: int = 0
-    warm: bool = False
-    step: int = 0  # newest sealed step
-    saved: int = 0  # newest step whose disk checkpoint is whole and waits for its commit; only on the node of rank 0
-    manifest: str = ""  # of `saved`
-    exit: Exit | None = None
-    stall: Stall | None = None
-    endpoint: str = ""
-    echo: str = ""  # where the agent answers neighbours
-    vault: str = ""  # where this node's vault listens
-    bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
-    versions: str = ""  # what they run, as JSON
-    pace: tuple[Pace, ...] = ()  # how long their phases took lately
-    lap: Lap | None = None  # how long their newest steps took
-    phase: str = ""  # that of the one who waits outside of the gang, else of the one whose beat is the oldest
-    beat_at: float = 0.0  # that beat, by the wall clock: for display alone
-    problem: str = ""  # why no process gets warm
-    unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone
-    restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
+    now: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspected(Event):
+class Suspected(At):
     """A neighbour's beats have stopped, says the detector; `silent_s` ago came the last."""
 
     node: str
@@ -79,14 +59,14 @@ class Suspected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared(Event):
+class Cleared(At):
     """A suspected neighbour is heard again."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Event):
+class Found(At):
     """Facts, whoever found them: a log's line, a stack, a counter. `scene`: all workers of this node have been looked at,
     whether or not that gave facts: for the request of that revision, or, if 0, because one of them had stalled.
     """
@@ -96,7 +76,7 @@ class Found(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed(Event):
+class Probed(At):
     """What this node could not reach when it was asked to probe, and what it found on the way to the others.
 
     `more`: that takes a while, and comes with a second one.
@@ -109,7 +89,7 @@ class Probed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried(Event):
+class Tried(At):
     """Which of the other ends of its cut ways this node reached, and which not, when it tested them beside the gang."""
 
     found: int
@@ -118,7 +98,7 @@ class Tried(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(Event):
+class Asked(At):
     """An operator, through this daemon. `node` is None for the whole job."""
 
     verb: Verb
@@ -126,10 +106,13 @@ class Asked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured(Event):
+class Configured(At):
     """An operator changed what may be changed while the daemon runs."""
 
     settings: Settings
+
+
+Event = Tick | Seen | Leased | Workers | Suspected | Cleared | Found | Probed | Tried | Asked | Configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

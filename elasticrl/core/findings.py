@@ -16,10 +16,10 @@ from elasticrl.core.model import Phase, Seat, Work
 from elasticrl.core.policy import Act, Answer, Scope, answer
 from elasticrl.core.scene import Fate, Scene
 from elasticrl.core.state import Finding, Lead
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
 
 
-def investigate(scene: Scene, lead: Lead, own: dossier.Facts, workers: Workers) -> Lead:
+def investigate(scene: Scene, lead: Lead, own: dossier.Filed, workers: Workers) -> Lead:
     """File what is new, judge it, and know what would be done about it. `own`: this node's evidence; `workers`: its own."""
     records, now = scene.records, scene.now
     lead = _gone_on(scene, lead, workers)
@@ -97,7 +97,7 @@ def _left(scene: Scene) -> tuple[Evidence, ...]:
     return tuple(dossier.left(record.member.node, plan) for record in gone)
 
 
-def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
+def _judged(scene: Scene, lead: Lead, facts: dossier.Filed) -> Finding | None:
     """The verdict on the present gang, and the answer to it."""
     plan = scene.plan
     if plan is None:
@@ -112,7 +112,7 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
     if lead.finding is not None and lead.finding.of == chosen:
         verdict = lead.finding.verdict  # what the caps let us do about it may have changed all the same
     else:
-        verdict = judge(chosen, Facts(world=plan.world, nodes=plan.node_of))
+        verdict = judge(chosen, Known(world=plan.world, nodes=plan.node_of))
     return Finding(of=chosen, verdict=verdict, answer=answer_to(scene, lead, verdict, gloo=False))
 
 

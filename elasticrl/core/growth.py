@@ -11,7 +11,7 @@ from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Fault, Known
 from elasticrl.core.words import count
 
 
@@ -115,7 +115,7 @@ def ease(scene: Scene) -> Move | None:
     seat = next((seat for seat in plan.seats if seat.member.node == slow[0].node), None)
     if seat is None or seat.member.node in scene.lead.eased:
         return None
-    verdict = judge(slow, Facts(world=plan.world, nodes=plan.node_of))
+    verdict = judge(slow, Known(world=plan.world, nodes=plan.node_of))
     confine = confinements(scene, {seat.member: found(verdict)}) if act == Act.QUARANTINE else ()
     if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
         return None

@@ -15,13 +15,13 @@ from elasticrl.core.desync import disagreed
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.hangs import elsewhere, lagged, missing
 from elasticrl.core.network import inside, never_worked, probed
-from elasticrl.core.verdict import Facts, Fault, Verdict
+from elasticrl.core.verdict import Fault, Known, Verdict
 from elasticrl.core.victims import aborted, followed, starved
 
 
-def judge(evidence: Iterable[Evidence], facts: Facts | None = None) -> Verdict:
+def judge(evidence: Iterable[Evidence], facts: Known | None = None) -> Verdict:
     """The verdict on a fault. The evidence is in the order it was found in, as far as there is one."""
-    case = Case(tuple(evidence), facts or Facts())
+    case = Case(tuple(evidence), facts or Known())
     for rule in RULES:
         if verdict := rule(case):
             return replace(verdict, nodes=verdict.nodes or case.nodes_of(verdict.ranks))

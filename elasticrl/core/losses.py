@@ -17,7 +17,7 @@ from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.stalls import said
 from elasticrl.core.strikes import hopeless, strike_of, strike_or
-from elasticrl.core.verdict import Facts, Fault, Verdict
+from elasticrl.core.verdict import Fault, Known, Verdict
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 
@@ -213,7 +213,7 @@ def _unjoined(scene: Scene) -> Move | None:
         kind=Kind.BEAT, sign=Sign.UNJOINED, ranks=tuple(range(plan.world)), detail=what, source="beats",
         generation=plan.generation,
     )  # fmt: skip
-    verdict = judge((fact,), Facts(world=plan.world, nodes=plan.node_of))
+    verdict = judge((fact,), Known(world=plan.world, nodes=plan.node_of))
     strike = strike_of(plan.strike, Cause(why=Why.UNCALLED), scene.newest, own=True)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     move = strike_or(scene, strike, lambda: scene.train(scene.kept, found(verdict), rung=rung, strike=strike))

@@ -6,12 +6,14 @@ yesterday's view can be compared with today's.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from enum import Enum, IntEnum, StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from elasticrl.core.cause import Cause, Why, sentence, told
 from elasticrl.core.evidence import Evidence, Sign
@@ -308,9 +310,52 @@ def meanwhile(work: Work, phase: str) -> bool:
     return work is Work.JOINING and phase not in {"", LOADING, MEETING, "parked"}
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a member says of itself, under its own lease. Rewritten when it changes, not every step.
+class Facts:
+    """What is known of a node's workers. The agent's reports, the event `Workers` and the member's record all extend it, so a
+    new fact is written down here, set where it is measured, and read where it is used: what lies between passes it on.
+
+    Example: Facts(work=Work.TRAINING, generation=14, born=12, warm=True, step=1280, phase="rollout")
+    """
+
+    work: Work = Work.NONE
+    generation: int = 0  # that `work` speaks of
+    born: int = 0  # of the running workers; 0: none
+    warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
+    step: int = 0  # newest sealed step
+    saved: int = 0  # newest step whose disk checkpoint is whole and waits for its commit; only on the node of rank 0
+    manifest: str = ""  # of `saved`
+    exit: Exit | None = None  # how its last workers ended, until there are others; `generation` says under which plan
+    stall: Stall | None = None
+    endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
+    echo: str = ""  # where the agent answers neighbours
+    vault: str = ""  # host:port where this node's vault takes copies and gives them back
+    bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
+    versions: str = ""  # what they run, as JSON: names of core.versions
+    pace: tuple[Pace, ...] = ()  # how long their phases took lately
+    lap: Lap | None = None  # how long their newest steps took, of this generation or the last that made some
+    phase: str = ""  # that of the one who waits outside of the gang, else of the one whose beat is the oldest
+    beat_at: float = 0.0  # that beat, by the wall clock: for display alone
+    problem: str = ""  # why no process gets warm
+    unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone
+    restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
+
+    def into(self, kind: Callable[..., T], **more: object) -> T:
+        """These facts in a value of a kind that extends them, with `more` beside them or in their place."""
+        return kind(**dict(zip(FACTS, _facts_of(self), strict=True)) | more)
+
+
+FACTS: Final = tuple(field.name for field in fields(Facts))
+_facts_of: Final = attrgetter(*FACTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(Facts):
+    """What a member says of itself, under its own lease. Rewritten when it changes, not every step: `step`, `phase`, `pace` and
+    `lap` are refreshed slowly.
 
     Example: Record(member=Member(node="n03", incarnation=2), slots=8, warm=True, work=Work.TRAINING, generation=14, step=1280)
     """
@@ -318,19 +363,6 @@ class Record:
     member: Member
     slots: int = 1
     beat: str = ""
-    echo: str = ""
-    vault: str = ""  # host:port where this node's vault takes copies and gives them back
-    endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
-    bits: str = ""  # fingerprint of what decides the bits it computes
-    versions: str = ""  # what its workers run, as JSON: names of core.versions
-    warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
-    problem: str = ""  # why its processes do not get warm
-    work: Work = Work.NONE
-    generation: int = 0  # that `work` speaks of
-    born: int = 0  # of its running workers; 0: none
-    step: int = 0  # newest sealed step, refreshed slowly
-    exit: Exit | None = None  # how its last workers ended, until there are others; `generation` says under which plan
-    stall: Stall | None = None
     suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, each with its life ("n03/2"), sorted
     unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan; None: not answered
     answered: int = 0  # which PROBE plan that answers: there may be two in a row
@@ -339,14 +371,9 @@ class Record:
     probe: str = ""  # host:port at which this node is tested by others
     evidence: tuple[Evidence, ...] = ()  # the newest facts that this node has found, those first that can be a cause
     looked: int = 0  # the newest request to look at its workers that this node has answered
-    pace: tuple[Pace, ...] = ()  # how long its workers' phases took lately, refreshed with the step
-    lap: Lap | None = None  # how long their newest steps took, of this generation or the last that made some
-    phase: str = ""  # what its workers are doing, refreshed with the step
-    beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
     taken_at: float = 0.0  # when its daemon was started again; like `beat_at`; 0: never
     taken: str = ""  # after what: a word of `words.ENDS`
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
-    unlogged: str = ""  # why what this node's processes say is not kept where it should be
     since: int = 0  # the store's revision when this life began; 0: not told
     needs: int = 0  # nodes below which its job holds, by its configuration, for display and refusals; 0: not told
     tested: int = 0  # which finding of cut ways to this node it has tested since (`Quarantine.found`)

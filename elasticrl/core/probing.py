@@ -24,7 +24,7 @@ from elasticrl.core.shards import wait_for
 from elasticrl.core.state import Lead
 from elasticrl.core.strikes import hopeless_by, strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
-from elasticrl.core.verdict import Facts, Fault, Verdict
+from elasticrl.core.verdict import Fault, Known, Verdict
 
 TOLD = 64  # ways of a probe that are kept among the facts
 
@@ -127,7 +127,7 @@ def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, A
     facts = (*(finding.of if finding else ()), *ways)
     if plan is None or not dossier.speaks(facts):
         return None, None
-    verdict = judge(facts, Facts(world=plan.world, nodes=plan.node_of))
+    verdict = judge(facts, Known(world=plan.world, nodes=plan.node_of))
     carries = bool(ways) and all(fact.sign in {Sign.HEALTHY, Sign.NCCL_BROKEN} for fact in ways)
     return verdict, answer_to(scene, scene.lead, verdict, gloo=carries)
 
@@ -183,7 +183,7 @@ def results_of(scene: Scene) -> tuple[Result, ...]:
     return tuple(r for record in said for r in record.probed if r.node == record.member.node)
 
 
-def remembered(lead: Lead, now: float) -> dossier.Facts:
+def remembered(lead: Lead, now: float) -> dossier.Filed:
     """What the probe that is over has found, among the facts: the incident that it was made for is judged again with them.
 
     Of the ways that are well only those that tell which end of a broken one is at fault: a large gang's would leave no room.

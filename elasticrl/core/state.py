@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import field
 from math import inf
 
-from elasticrl.core.dossier import Facts
+from elasticrl.core.dossier import Filed
 from elasticrl.core.events import Action, Probed, Workers
 from elasticrl.core.model import Member, Pace, Record, Stall, View
 from elasticrl.core.pairs import Result
@@ -27,7 +27,7 @@ class Failures:
 class Finding:
     """What the leader makes of the facts about the present gang, and what it would do about it."""
 
-    of: Facts
+    of: Filed
     verdict: Verdict
     answer: Answer
 
@@ -72,7 +72,7 @@ class Lead:
     failures: Mapping[str, "Failures"] = field(default_factory=dict)
     gang: int = 0  # the newest generation that was to train: whose fault is judged
     formed: int = 0  # the newest generation of which a member was seen to train
-    facts: Facts = ()  # of all nodes, the oldest first
+    facts: Filed = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
     finding: Finding | None = None
     passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
@@ -83,7 +83,7 @@ class Lead:
     history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # of this generation: rank -> phase -> seconds
     results: tuple[Result, ...] = ()  # of the probe that is going on
     earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
-    slow: Facts = ()  # who is slow, as things are
+    slow: Filed = ()  # who is slow, as things are
     eased: frozenset[str] = frozenset()  # nodes that were given up for being slow
     measured: str = ""  # what the fallback costs, once steps were made over it
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
@@ -114,7 +114,7 @@ class State:
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
     trial: Trial | None = None
-    evidence: Facts = ()  # what this node has found in the last minute, the oldest first
+    evidence: Filed = ()  # what this node has found in the last minute, the oldest first
     stalled_at: float | None = None  # when the present stall was first heard of
     looked: int = 0  # the newest request to look at the workers that was answered
     moved_at: float = -inf  # when a worker that had stood in a collective was last seen out of it

@@ -151,7 +151,7 @@ def _noticed(state: State, workers: Workers) -> State:
     return state.but(evidence=dossier.file(state.evidence, _said_by(state, workers, workers.now), workers.now))
 
 
-def _looked(state: State, facts: dossier.Facts, now: float) -> State:
+def _looked(state: State, facts: dossier.Filed, now: float) -> State:
     """A look at a worker that seems to stand still outside of collectives: it does, or was on its way from one to the next."""
     workers, stall = state.workers, state.workers.stall if state.workers else None
     if workers is None or stall is None or stall.waiting or stall.stopped:

@@ -42,10 +42,10 @@ class Confidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Known:
     """What is known beside the evidence.
 
-    Example: Facts(world=8, heard=frozenset(range(8)), nodes={0: "n00", 1: "n00"})
+    Example: Known(world=8, heard=frozenset(range(8)), nodes={0: "n00", 1: "n00"})
     """
 
     world: int | None = None

@@ -19,7 +19,7 @@ from elasticrl.core.judge import judge
 from elasticrl.core.model import Member, Work
 from elasticrl.core.state import State
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Facts, Fault, rank_names
+from elasticrl.core.verdict import Fault, Known, rank_names
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Store
 
@@ -109,7 +109,7 @@ def told(state: State, answers: Mapping[str, Where], silent: Collection[str]) ->
     plan, lead = state.view.plan, state.lead
     generation = plan.generation if plan else 0
     nodes = plan.node_of if plan else {}
-    facts = Facts(world=plan.world if plan else None, nodes=nodes)
+    facts = Known(world=plan.world if plan else None, nodes=nodes)
     kept = dossier.concerning(
         lead.facts if lead else state.evidence, range(generation, generation + 1), frozenset(nodes.values()),
         lead.passed if lead else None,

@@ -151,14 +151,16 @@ class Crew:
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
         self._bits, self._versions = report.bits or self._bits, report.versions or self._versions
-        now = time.monotonic()
-        event = report.event(now)
-        beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
-        return replace(
-            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault),
-            problem=event.problem or self._vaultless, versions=self._versions,
+        return report.into(
+            Workers,
+            now=time.monotonic(),
+            bits=self._bits,
+            versions=self._versions,
+            vault=self._vault,
+            warm=report.warm and bool(self._vault),
+            problem=report.problem or self._vaultless,
             unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
-        )  # fmt: skip
+        )
 
     def settle(self, vault: str, away: str = "") -> None:
         """The node's vault listens there; or nowhere yet, for this reason."""

@@ -14,7 +14,7 @@ from elasticrl.core.judge import judge
 from elasticrl.core.model import Outcome, Phase, Work
 from elasticrl.core.state import State
 from elasticrl.core.step import found
-from elasticrl.core.verdict import Facts, Fault, surest
+from elasticrl.core.verdict import Fault, Known, surest
 from elasticrl.daemon.desk import Desk, Plans
 from elasticrl.daemon.history import History
 from elasticrl.daemon.machine import short_of
@@ -43,7 +43,7 @@ class Incidents:
         self._saving: asyncio.Task[None] | None = None  # its file
         self._capped = ""  # what a cap keeps us from, when that was looked at last
         self._led = False  # the job, when that was asked last
-        self._known: dossier.Facts = ()  # what the leader knew when that was looked at last
+        self._known: dossier.Filed = ()  # what the leader knew when that was looked at last
 
     async def saved(self) -> None:
         """At the daemon's end."""
@@ -111,7 +111,7 @@ class Incidents:
         facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()), passed)
         plans = list(self._plans.between(broken, generation))
         planned = [plan.verdict for plan in plans if plan.verdict]
-        judged = judge(facts, Facts(world=gang.world if gang else None, nodes=nodes))
+        judged = judge(facts, Known(world=gang.world if gang else None, nodes=nodes))
         verdict = surest([judged, *reversed(planned)] if state.lead else [*reversed(planned), judged])
         if verdict.fault is Fault.UNKNOWN and plans and plans[0].says(*ORDERLY):
             return  # somebody who left in order, whom the others could not spare: its silence after that is no sign

@@ -18,7 +18,7 @@ from typing import Any
 from elasticrl.config import Tree
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.local import Published
-from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
+from elasticrl.runtime.checkpoint.manifest import Conditions, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place as place_of
 from elasticrl.runtime.checkpoint.saver import Outcome, Own, Retention, Saver
@@ -103,7 +103,7 @@ class Keeper:
         self.cost_s = 0.0  # what the newest such state cost whose copies all arrived; 0 until one did
         self._scarce = False  # its node has no processors to spare for copying
         self._begun, self._stalled_s = time.monotonic(), 0.0  # the newest state: since when, and what was waited for it
-        self._facts = Facts()
+        self._facts = Conditions()
 
     # -- a generation begins
 
@@ -118,7 +118,7 @@ class Keeper:
         lineage: Lineage,
         segments: Iterable[Segment],
         lanes: Iterable[int],
-        facts: Facts,
+        facts: Conditions,
         whole: Whole | None = None,
     ) -> None:
         """This worker's place from now on, `slots` workers to its node, and the history it goes on from. What it goes on from
@@ -515,9 +515,9 @@ def what_computes() -> str:
         return ""
 
 
-def facts_of(context: Context, *, batch: int, data: str) -> Facts:
+def facts_of(context: Context, *, batch: int, data: str) -> Conditions:
     """What a later run is compared with before it may go on."""
-    return Facts(
+    return Conditions(
         job=context.job,
         lanes=context.tree.lanes.count,
         batch=batch,

@@ -48,7 +48,7 @@ from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
-from elasticrl.runtime.checkpoint.manifest import Facts, differences, parse_name
+from elasticrl.runtime.checkpoint.manifest import Conditions, differences, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
@@ -786,7 +786,7 @@ class Run:
             )
         return values
 
-    def _begin_keeping(self, place: Assignment, agreed: Agreed, facts: Facts) -> None:
+    def _begin_keeping(self, place: Assignment, agreed: Agreed, facts: Conditions) -> None:
         """From here on the keeper keeps what this generation makes."""
         keeper = self._hold()
         keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)
@@ -812,7 +812,7 @@ class Run:
         walked = self._cursor or next(streams, None)
         return walked.segments if walked else ()
 
-    def _permit(self, agreed: Agreed, facts: Facts) -> None:
+    def _permit(self, agreed: Agreed, facts: Conditions) -> None:
         """What differs from the run that wrote the checkpoint is said, or refused."""
         if agreed.checkpoint is None:
             return
@@ -833,7 +833,7 @@ class Run:
         self.progress.facts = now
         if agreed.whole is None or agreed.checkpoint is not None:
             return
-        found = differences(Facts(**before), Facts(**now), allow=self.tree.checkpoint.allow)
+        found = differences(Conditions(**before), Conditions(**now), allow=self.tree.checkpoint.allow)
         if refused := [change.sentence for change in found if change.refuse]:
             said = " ".join(refused)
             raise CheckpointRefused(f"This run can't continue from step {agreed.version} in memory. {said}")

@@ -11,7 +11,7 @@ from diagnose_gang import gang, stop, until
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Fault, Known
 from elasticrl.diagnose import scene, witness
 from elasticrl.diagnose.logs import Parser
 from elasticrl.diagnose.process import state
@@ -49,7 +49,7 @@ def test_the_rank_that_differs_is_named_from_the_recorders_alone(
 ) -> None:
     with gang(tmp_path, *whats) as workers:
         dumps = when_stuck(tmp_path, workers, dict.fromkeys(workers, 4))
-    verdict = judge(told(dumps), Facts(world=3))
+    verdict = judge(told(dumps), Known(world=3))
     assert (verdict.fault, verdict.ranks) == (Fault.DESYNC, ranks), (verdict.cause, dumps)
 
 
@@ -59,7 +59,7 @@ def test_a_rank_with_another_shape_is_named_by_its_own_last_words(tmp_path: Path
         until(lambda: state(workers[1]) in {"Z", ""}, 20.0, "rank 1 was ended by gloo")
         dumps = when_stuck(tmp_path, {0: workers[0], 2: workers[2]}, {0: 4, 2: 4})
         logged = [fact for rank in workers for fact in Parser(rank=rank).read((tmp_path / f"{rank}.err").read_bytes())]
-    verdict = judge([*logged, *told(dumps)], Facts(world=3))
+    verdict = judge([*logged, *told(dumps)], Known(world=3))
     assert (verdict.fault, verdict.ranks) == (Fault.DESYNC, (1,)), (verdict.cause, logged)
 
 

@@ -7,7 +7,7 @@ from diagnose_gang import gang, until
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Fault, Known
 from elasticrl.diagnose import scene
 
 
@@ -36,12 +36,12 @@ def test_nodes_that_see_only_their_own_rank_find_the_culprit_together(
 
         until(stuck, 30.0, lambda: f"all but {ranks} wait in collective 4, and {ranks} is {word}: {facts}")
         both = scene.collect(tmp_path, workers, within_s=10.0)
-    verdict = judge(facts, Facts(world=3))
+    verdict = judge(facts, Known(world=3))
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, ranks, tuple(f"n{r:02}" for r in ranks))
     assert word in verdict.cause
     assert "are in all_reduce" in both.said
     # Without any stacks the recorders tell as much, but for the place.
-    only = judge([fact for fact in facts if fact.seq is not None], Facts(world=3))
+    only = judge([fact for fact in facts if fact.seq is not None], Known(world=3))
     assert (only.fault, only.ranks) == (Fault.HOST_HANG, ranks), only.cause
 
 

@@ -18,7 +18,7 @@ from elasticrl.config import read as read_config
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.veil import veiled
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.diagnose import incident, logs, report
 from elasticrl.report.read import read as read_run
 from elasticrl.report.story import tell
@@ -26,7 +26,7 @@ from elasticrl.report.text import text as report_text
 from elasticrl.report.whose import Unchosen
 from elasticrl.runtime import chronicle
 from elasticrl.runtime.checkpoint import shelf
-from elasticrl.runtime.checkpoint.manifest import Facts as Written
+from elasticrl.runtime.checkpoint.manifest import Conditions as Written
 from elasticrl.runtime.checkpoint.manifest import FileEntry, Manifest, seal
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.data.audit import audit
@@ -79,7 +79,7 @@ def test_logs_give_a_verdict(several: list[bytes]) -> None:
 
         def work() -> None:
             reading = logs.read([Path(folder)])
-            verdict = judge(reading.evidence, Facts(heard=reading.ranks))
+            verdict = judge(reading.evidence, Known(heard=reading.ranks))
             json.dumps(report.plain(verdict, reading.evidence, reading.ways))
             assert report.page(verdict, reading)
 

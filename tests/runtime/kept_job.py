@@ -16,7 +16,7 @@ from torch import nn
 
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
@@ -68,7 +68,7 @@ def generation(
     chronicle = Chronicle(run, f"w{rank}", bits=lambda: str(bits()))
     parts = Parts(model=FlatShard(strategy.shard), cursor=cursor, ledger=ledger)
     where = place(run / "checkpoints")
-    facts = Facts(job="kept", lanes=LANES, batch=cursor.batch, data=cursor.describe())
+    facts = Conditions(job="kept", lanes=LANES, batch=cursor.batch, data=cursor.describe())
     vault = Vault(run / "vault" / f"g{number}r{rank}", job="kept", node=f"n{rank:02d}", deadline_s=30.0)
     found = resume(where, facts)
     lineage: Lineage = (Cut(number, Version(-1)),)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
-from elasticrl.runtime.checkpoint.manifest import Difference, Facts, Manifest
+from elasticrl.runtime.checkpoint.manifest import Conditions, Difference, Manifest
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
 from elasticrl.runtime.checkpoint.place import Place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
@@ -21,7 +21,7 @@ from elasticrl.runtime.vault.source import Source
 from elasticrl.runtime.vault.version import Cut, Version
 
 LANES = 4
-FACTS = Facts(job="job", lanes=LANES, batch=64, data="numbers:100", config="c0")
+FACTS = Conditions(job="job", lanes=LANES, batch=64, data="numbers:100", config="c0")
 
 
 class Counter:
@@ -180,7 +180,7 @@ def write(where: Place, paths: Iterable[Path], *, parent: str | None = None) -> 
 
 
 def resume(
-    where: Place, facts: Facts, *, allow: Collection[str] = ()
+    where: Place, facts: Conditions, *, allow: Collection[str] = ()
 ) -> tuple[Source, Found, tuple[Difference, ...]] | None:
     """The newest good checkpoint, and what differs in this run, that may go on from it. None: there is none."""
     found = newest_good(where)

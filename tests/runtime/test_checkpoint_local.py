@@ -15,7 +15,7 @@ from elasticrl.cli.kept import checkpoints
 from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.local import Choice, Held, Published, assemble, bring, choose, held
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, Facts, Manifest
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, Conditions, Manifest
 from elasticrl.runtime.checkpoint.place import Place, place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
 from elasticrl.runtime.checkpoint.shelf import mark_committed, prune, verify
@@ -242,7 +242,7 @@ def part(
     """What a node has of a step's checkpoint, in a generation that began at `start`."""
     lineage = (Cut(1, Version(0)), *([Cut(generation, Version(start))] if generation > 1 else []))
     manifest = Manifest(
-        version=Version(step), generation=generation, world=world, parent=None, facts=Facts(), contents={}, files=(),
+        version=Version(step), generation=generation, world=world, parent=None, facts=Conditions(), contents={}, files=(),
         lineage=lineage, own=(shard,), nodes=("n0", "n1")[:world],
     )  # fmt: skip
     return Held(node=node, manifest=manifest, committed=more.get("committed", True))

@@ -15,7 +15,7 @@ from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 from vault_nodes import holdings
 
 from elasticrl.agent.beats import State
-from elasticrl.agent.exits import Facts, judge
+from elasticrl.agent.exits import Traces, judge
 from elasticrl.config import dumps
 from elasticrl.core.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
@@ -181,7 +181,7 @@ def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_process
         survivor.process.join(30)
         said = re.search(r"Outlived: what was made until step \d+ is lost with those who had it", survivor.text)
         assert said, survivor.text
-        assert judge(Facts(code=survivor.process.exitcode, message=said.group())) == (
+        assert judge(Traces(code=survivor.process.exitcode, message=said.group())) == (
             f"exit code 1: {said.group()}",
             False,
             None,

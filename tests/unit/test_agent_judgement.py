@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import RECENT_S, Facts, Memory, exception_of, judge, killed_in, last_line
+from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in, last_line
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
@@ -24,32 +24,32 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
 @pytest.mark.parametrize(
     ("facts", "cause", "own"),
     [
-        (Facts(code=1, message="ValueError: bad prompt"), "exit code 1: ValueError: bad prompt", True),
-        (Facts(code=3), "exit code 3", True),
+        (Traces(code=1, message="ValueError: bad prompt"), "exit code 1: ValueError: bad prompt", True),
+        (Traces(code=3), "exit code 3", True),
         (
-            Facts(code=0, unjoined=True),
+            Traces(code=0, unjoined=True),
             "its program ended with exit code 0, and had never called elasticrl.runtime.join()",
             True,
         ),
-        (Facts(code=-9), "signal 9 (SIGKILL)", False),
-        (Facts(code=-15), "signal 15 (SIGTERM)", False),
-        (Facts(code=-11), "signal 11 (SIGSEGV)", True),
-        (Facts(code=-6), "signal 6 (SIGABRT)", True),
-        (Facts(code=-9, killed="stopped in rollout for 12.0 s"), "stopped in rollout for 12.0 s", False),
-        (Facts(code=-9, memory="Killed process 7"), "out of memory: Killed process 7", False),
-        (Facts(code=None), "it ended, and nobody could say how", False),
+        (Traces(code=-9), "signal 9 (SIGKILL)", False),
+        (Traces(code=-15), "signal 15 (SIGTERM)", False),
+        (Traces(code=-11), "signal 11 (SIGSEGV)", True),
+        (Traces(code=-6), "signal 6 (SIGABRT)", True),
+        (Traces(code=-9, killed="stopped in rollout for 12.0 s"), "stopped in rollout for 12.0 s", False),
+        (Traces(code=-9, memory="Killed process 7"), "out of memory: Killed process 7", False),
+        (Traces(code=None), "it ended, and nobody could say how", False),
         (
-            Facts(code=1, message="Broken: allreduce 24 was broken"),
+            Traces(code=1, message="Broken: allreduce 24 was broken"),
             "exit code 1: Broken: allreduce 24 was broken",
             False,
         ),
         (
-            Facts(code=1, message="RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1"),
+            Traces(code=1, message="RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1"),
             "exit code 1: RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1",
             False,
         ),
         (  # whom all nodes ask is no peer: judged so, healthy nodes were quarantined one after the other
-            Facts(
+            Traces(
                 code=1, message="RewardError: reward endpoint http://r/ did not answer: [Errno 111] Connection refused"
             ),
             "exit code 1: RewardError: reward endpoint http://r/ did not answer: [Errno 111] Connection refused",
@@ -57,7 +57,7 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
         ),
     ],
 )
-def test_whose_doing_an_end_was(facts: Facts, cause: str, own: bool) -> None:
+def test_whose_doing_an_end_was(facts: Traces, cause: str, own: bool) -> None:
     assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else Sign.UNJOINED if facts.unjoined else None)
 
 
@@ -149,8 +149,8 @@ def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) 
 
 def test_who_waits_outside_of_the_gang_is_what_a_node_shows_and_is_no_stall_as_long_as_it_says_so() -> None:
     victim = beating(0, since=1.0, waiting=True)
-    found = look([victim, beating(1, since=94.0, phase=OUTSIDE)], 14, BUDGETS, 95.0)
-    assert (found.phase, found.since, found.work) == (OUTSIDE, 94.0, Work.STALLED)
+    found = look([victim, beating(1, since=94.0, phase=OUTSIDE)], 14, BUDGETS, 95.0, 1095.0)
+    assert (found.phase, found.beat_at, found.work) == (OUTSIDE, 1094.0, Work.STALLED)
     silent = look([victim, beating(1, since=1.0, phase=OUTSIDE)], 14, BUDGETS, 1000.0).stall
     assert silent is not None
     assert (silent.slot, silent.waiting) == (1, False)

@@ -67,7 +67,7 @@ def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> No
         exit=ended, stall=stall, endpoint="h:1", unlogged="full", ended=(wire.Ended(number=3, exit=ended, rank=1, said="b"),),
     )  # fmt: skip
     assert wire.decode(wire.encode(report)) == report
-    assert report.event(5.0) == events.Workers(
+    assert report.into(events.Workers, now=5.0) == events.Workers(
         now=5.0, work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
         exit=ended, stall=stall, endpoint="h:1", unlogged="full",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from logs_kit import parse
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Confidence, Facts, Fault
+from elasticrl.core.verdict import Confidence, Fault, Known
 from elasticrl.diagnose.logs import Parser, node_of, rank_of, read
 
 HERE = Path(__file__).parent.parent
@@ -61,7 +61,7 @@ def labelled(path: Path) -> tuple[dict[str, str], str]:
 def test_each_case_gets_its_class_and_never_an_innocent_culprit(path: Path) -> None:
     labels, body = labelled(path)
     parser = Parser(source=path.name)
-    verdict = judge(parser.read(body.encode()), Facts(heard=frozenset(parser.ranks)))
+    verdict = judge(parser.read(body.encode()), Known(heard=frozenset(parser.ranks)))
     assert verdict.fault == labels["class"], verdict.cause
     assert verdict.ranks == tuple(map(int, labels["ranks"].split()))
     assert not labels["nodes"] or verdict.nodes == tuple(labels["nodes"].split())
@@ -288,7 +288,7 @@ def test_a_directory_of_ranks_names_the_silent_one(tmp_path: Path) -> None:
         )
     (tmp_path / "rank_2.log").write_text("step 12\nloading shard 7\n")
     reading = read([tmp_path])
-    verdict = judge(reading.evidence, Facts(heard=reading.ranks))
+    verdict = judge(reading.evidence, Known(heard=reading.ranks))
     assert (verdict.fault, verdict.ranks) == (Fault.HOST_HANG, (2,))
     assert verdict.confidence is not Confidence.HIGH
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Fault, Known
 from elasticrl.diagnose import recorder, scene
 from elasticrl.diagnose.recorder import Entry, entries
 from elasticrl.diagnose.stacks import Frame, Stack
@@ -33,7 +33,7 @@ def test_what_real_ranks_recorded_names_the_one_that_was_made_to_fail(case: str,
     # Who waits is seen in its stack. Whom sizes part is known without.
     waiting = {rank: Stack(pid=rank, frames=(INSIDE,)) for rank in range(3) if rank != odd}
     facts = scene.positions(dumps, waiting if fault is Fault.HOST_HANG else {}, lambda rank: f"n{rank:02}")
-    verdict = judge(facts, Facts(world=3))
+    verdict = judge(facts, Known(world=3))
     assert (verdict.fault, verdict.ranks) == (fault, (odd,)), verdict.cause
 
 

@@ -16,7 +16,7 @@ from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rung, Seat, View, Work
-from elasticrl.core.verdict import Facts
+from elasticrl.core.verdict import Known
 from elasticrl.daemon.past import Broken, Past
 from elasticrl.daemon.picture import picture
 from elasticrl.telemetry import events, metrics
@@ -96,11 +96,11 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     out = members[3]
     silent = Cause(why=Why.SILENT, who=(out,), nodes=("n02", "n04"))
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", generation=13)
-    lives = judge([gone, replace(gone, sign=Sign.UNHEARD)], Facts(world=8, nodes={}))  # as its incident is told anew
+    lives = judge([gone, replace(gone, sign=Sign.UNHEARD)], Known(world=8, nodes={}))  # as its incident is told anew
     plan = Plan(
         generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, causes=(silent,),
         seats=tuple(Seat(member=each, born=1) for each in members if each != out),
-        verdict=judge([gone], Facts(world=8, nodes={})),
+        verdict=judge([gone], Known(world=8, nodes={})),
     )  # fmt: skip
     works = {"work": Work.TRAINING, "generation": 14, "phase": "rollout"}
     records = {each.node: Record(member=each, step=1284, beat_at=now - 0.4, **works) for each in members}

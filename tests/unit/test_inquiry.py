@@ -361,7 +361,7 @@ def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_anothe
     node.desk.post = posted.append  # type: ignore[assignment]
     node.desk.state = lambda: life.state
 
-    def seen(torch: str) -> dossier.Facts:
+    def seen(torch: str) -> dossier.Filed:
         claims = {
             name: record(name, bits=json.dumps({"torch": torch if name == "n01" else "2.13.0"})) for name in NODES
         }

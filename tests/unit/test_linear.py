@@ -9,7 +9,7 @@ import pytest
 from elasticrl.config import read
 from elasticrl.config.load import MANY as TOLD
 from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.verdict import Fault, Known
 from elasticrl.diagnose import logs
 from elasticrl.diagnose.tail import MANY, PIECE, Tail
 
@@ -56,7 +56,7 @@ def grows(work: Callable[[int], Callable[[], object]], size: int) -> float:
 def test_to_judge_a_log_of_faults_takes_time_in_proportion_to_its_size(form: str) -> None:
     def work(size: int) -> Callable[[], object]:
         evidence = logs.Parser(source="rank.log").read(dense(DENSE[form], size))
-        return lambda: judge(evidence, Facts(heard=frozenset(range(8))))
+        return lambda: judge(evidence, Known(heard=frozenset(range(8))))
 
     assert grows(work, 40_000) < 9
 
@@ -76,7 +76,7 @@ def test_of_a_million_facts_that_are_alike_a_reading_keeps_the_first_and_the_las
     assert numbers == sorted(numbers, key=lambda number: number or 0)
     assert numbers[0] == 1
     assert numbers[-1] == path.read_bytes().count(b"\n")
-    assert judge(reading.evidence, Facts(heard=reading.ranks)).fault is Fault.OOM_GPU
+    assert judge(reading.evidence, Known(heard=reading.ranks)).fault is Fault.OOM_GPU
 
 
 def test_facts_of_which_no_two_are_alike_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

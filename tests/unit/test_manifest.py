@@ -6,7 +6,7 @@ import pytest
 
 from elasticrl.runtime.checkpoint.manifest import (
     Committed,
-    Facts,
+    Conditions,
     FileEntry,
     Manifest,
     Row,
@@ -21,7 +21,7 @@ from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Cut, Version
 
-FACTS = Facts(
+FACTS = Conditions(
     job="ppo", lanes=8, batch=64, data="prompts:1000", config="abc", threads=1, isa="AVX2", versions={"torch": "2.13"}
 )
 MANIFEST = Manifest(
@@ -113,5 +113,5 @@ def test_what_only_changes_bits_is_said_and_not_refused():
 
 
 def test_what_is_unknown_on_one_side_is_no_difference():
-    assert differences(Facts(), FACTS) == ()
+    assert differences(Conditions(), FACTS) == ()
     assert differences(FACTS, FACTS) == ()

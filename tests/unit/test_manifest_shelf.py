@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.runtime.checkpoint import shelf
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Facts, Manifest, name_of
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Conditions, Manifest, name_of
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Local, Place, Url, explained, place
 from elasticrl.runtime.checkpoint.shelf import (
     Entry,
@@ -41,7 +41,7 @@ def save(
         generation=generation,
         world=parts,
         parent=parent,
-        facts=Facts(),
+        facts=Conditions(),
         contents={},
         files=tuple(files),
     )

@@ -12,7 +12,7 @@ from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
 from elasticrl.daemon.past import Broken, Missing, Moves, Past, Roster, Scribe, forget, lasting
@@ -160,7 +160,7 @@ def test_a_fault_that_the_plan_answers_is_told_before_its_incident_is_written() 
     died = of_exit(
         Exit(generation=3, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False, signal=9), rank=1, node="n1"
     )
-    verdict = judge([died], Facts(world=2, nodes={}))
+    verdict = judge([died], Known(world=2, nodes={}))
     plan = Plan(
         generation=4,
         phase=Phase.TRAIN,

@@ -14,9 +14,9 @@ from elasticrl.core.evidence import Call, Evidence, Kind, Sign, of_exit, of_stal
 from elasticrl.core.judge import judge
 from elasticrl.core.meanings import CONSEQUENCES, HARD, MEANINGS
 from elasticrl.core.model import Exit, Stall
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
 
-EIGHT = Facts(world=8, heard=frozenset(range(8)), nodes={rank: f"n{rank // 2:02}" for rank in range(8)})
+EIGHT = Known(world=8, heard=frozenset(range(8)), nodes={rank: f"n{rank // 2:02}" for rank in range(8)})
 
 
 def wait(rank: int, **known: object) -> Evidence:
@@ -226,7 +226,7 @@ def test_across_nodes_ranks_are_compared_by_their_last_collectives(
     facts: list[Evidence], ranks: tuple[int, ...]
 ) -> None:
     died = [replace(ended(1, "signal 6 (SIGABRT)", signal=6), generation=3)] if SHORT in facts else []
-    verdict = judge([*died, *facts], Facts(world=5))
+    verdict = judge([*died, *facts], Known(world=5))
     assert verdict.ranks == ranks, verdict.cause
     assert (verdict.fault is Fault.DESYNC) == bool(ranks)
 
@@ -252,9 +252,9 @@ def test_who_is_seen_to_keep_up_with_the_others_is_not_believed_to_have_broken_w
     ]
     away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=2, detail="in its dataloader", source="faulthandler")
     noise = [replace(fact, line_no=9) for fact in (*NOISE, logged(Sign.LINK, 1, when=None, kind=Kind.NCCL_WARN))]
-    assert judge([*noise, *waiting, away], Facts(world=3)).ranks == (2,)
+    assert judge([*noise, *waiting, away], Known(world=3)).ranks == (2,)
     cut = [probe("n00", "n02"), probe("n01", "n02"), probe("n00", "n01", Sign.HEALTHY)]
-    assert judge([*noise, *waiting, *cut], Facts(world=3)).nodes == ("n02",)
+    assert judge([*noise, *waiting, *cut], Known(world=3)).nodes == ("n02",)
 
 
 def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:

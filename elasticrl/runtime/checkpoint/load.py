@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from elasticrl.runtime.checkpoint.manifest import (
+    Conditions,
     Difference,
-    Facts,
     FileEntry,
     Manifest,
     ShardTable,
@@ -43,7 +43,9 @@ def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
         return [_shard(place.buffer(manifest.name, table.data.name), table) for table in tables]
 
 
-def permitted(place: Place, manifest: Manifest, facts: Facts, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:
+def permitted(
+    place: Place, manifest: Manifest, facts: Conditions, *, allow: Collection[str] = ()
+) -> tuple[Difference, ...]:
     """What differs between the run that wrote a checkpoint and this one, to be logged; CheckpointRefused if that is grave."""
     changed = differences(manifest.facts, machine_facts(facts), allow=allow)
     if refused := [change.sentence for change in changed if change.refuse]:

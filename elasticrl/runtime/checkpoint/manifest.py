@@ -40,10 +40,10 @@ def parse_name(name: str) -> tuple[Version, int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Conditions:
     """What a run is, as far as a checkpoint cares. A later run is compared with it before it continues.
 
-    Example: Facts(job="ppo", lanes=8, batch=64, data="mydata:10000:seed=7", config="sha256:ab...", threads=1, isa="AVX512")
+    Example: Conditions(job="ppo", lanes=8, batch=64, data="mydata:10000:seed=7", config="sha256:ab...", threads=1)
     """
 
     job: str = ""
@@ -56,7 +56,7 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Facts":
+    def from_json(cls, row: Mapping[str, Any]) -> "Conditions":
         """The reverse of `asdict`."""
         versions = {str(name): str(version) for name, version in row.get("versions", {}).items()}
         plain: dict[str, Any] = {
@@ -155,7 +155,7 @@ class Manifest:
     generation: int
     world: int
     parent: str | None  # the commit it follows
-    facts: Facts
+    facts: Conditions
     contents: Mapping[str, int]  # bytes of tensors by part; parts without tensors have 0
     files: tuple[FileEntry, ...]
     lineage: Lineage = ()
@@ -213,7 +213,7 @@ class Manifest:
                 generation=int(body["generation"]),
                 world=int(body["world"]),
                 parent=None if body["parent"] is None else str(body["parent"]),
-                facts=Facts.from_json(body["facts"]),
+                facts=Conditions.from_json(body["facts"]),
                 contents={str(part): int(nbytes) for part, nbytes in body["contents"].items()},
                 lineage=lineage_from_json(body["lineage"]),
                 written=str(body["written"]),
@@ -291,7 +291,7 @@ _CONSEQUENCE: Mapping[str, tuple[bool, str]] = {
 }
 
 
-def differences(saved: Facts, now: Facts, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:
+def differences(saved: Conditions, now: Conditions, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:
     """What has changed, with the consequence of each. Fields named in `allow` are never refused."""
     found: list[Difference] = []
     for name, (grave, consequence) in _CONSEQUENCE.items():

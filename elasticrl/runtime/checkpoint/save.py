@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from elasticrl.runtime.checkpoint import dcp, tree
-from elasticrl.runtime.checkpoint.manifest import MANIFEST, Facts, FileEntry, Manifest, Row, ShardTable, name_of
+from elasticrl.runtime.checkpoint.manifest import MANIFEST, Conditions, FileEntry, Manifest, Row, ShardTable, name_of
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
@@ -48,7 +48,7 @@ def refused_file(shard: int) -> str:
     return f"data-{shard:04d}.refused"
 
 
-def machine_facts(facts: Facts) -> Facts:
+def machine_facts(facts: Conditions) -> Conditions:
     """`facts` with what decides the bits on this machine: thread count, instruction set, versions."""
     return replace(
         facts,
@@ -128,7 +128,7 @@ def finish(
     version: Version,
     generation: int,
     world: int,
-    facts: Facts,
+    facts: Conditions,
     parent: str | None = None,
     lineage: Lineage = (),
     timeout_s: float = 600.0,

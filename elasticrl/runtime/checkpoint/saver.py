@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticrl.core.parsed import parsed
 from elasticrl.runtime.checkpoint import ahead
-from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.writer import MESSAGE
 from elasticrl.runtime.vault.client import Ticket
 from elasticrl.runtime.vault.errors import CheckpointError
@@ -70,7 +70,7 @@ class Saver:
         self,
         where: str,
         *,
-        facts: Facts,
+        facts: Conditions,
         timeout_s: float = 600.0,
         orphan_s: float = 30.0,
         env: Mapping[str, str] | None = None,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elasticrl.core.parsed import parsed
-from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
 from elasticrl.runtime.checkpoint.shelf import clear, mark_all, overtaken, prune
@@ -136,7 +136,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                     version=stamp.version,
                     generation=stamp.generation,
                     world=stamp.world,
-                    facts=Facts(**request["facts"]),
+                    facts=Conditions(**request["facts"]),
                     parent=request["parent"],
                     lineage=stamp.lineage,
                     timeout_s=request["timeout_s"],
