@@ -280,7 +280,9 @@ class Node:
                     lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
             case events.Launch() | events.Reform() | events.Park() | events.Halt() | events.Kill():
-                self.world.later(0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action)
+                self.world.later(
+                    0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
+                )
             case events.LookAt(request=request):
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
@@ -298,7 +300,7 @@ class Node:
 
     def _count(self, action: events.Launch | events.Reform | events.Park | events.Probe) -> None:
         """An order needs its time: the agent should not hear it more than a few times before that is over."""
-        generation = action.generation if isinstance(action, events.Probe) else action.plan.generation
+        generation = action.place.generation if isinstance(action, events.Launch | events.Reform) else action.generation
         order, now = f"{type(action).__name__} {generation}", self.world.now
         recent = [at for at in self.orders.get(order, ()) if now - at < 0.9 * self.cluster.settings.retry_s] + [now]
         self.orders = {order: recent}
@@ -568,18 +570,22 @@ class Node:
         """Of the TCPStore that this agent offers."""
         return f"{self.name}:{20000 + self.agent_life}"
 
-    def _agent_does(self, life: int, action: Action) -> None:
+    @property
+    def _plan(self) -> Plan | None:
+        return self.state.view.plan if self.state else None
+
+    def _agent_does(self, life: int, action: Action, plan: Plan | None) -> None:
         if life != self.agent_life or not self.agent_up:
             return
         if self.frozen:
-            self.world.later(0.2, self._agent_does, life, action)
+            self.world.later(0.2, self._agent_does, life, action, plan)
             return
         match action:
-            case events.Launch(plan=plan):
+            case events.Launch() if plan is not None:
                 self._launch(plan)
-            case events.Reform(plan=plan):
+            case events.Reform() if plan is not None:
                 self._reform(plan)
-            case events.Park(plan=plan):
+            case events.Park() if plan is not None:
                 self._park(plan)
             case events.Halt():
                 self._halt(action)

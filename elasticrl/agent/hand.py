@@ -33,10 +33,11 @@ from elasticrl.agent.parent import Led, stops
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
-from elasticrl.agent.wire import Ended, Gang, Report
+from elasticrl.agent.wire import Ended, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Facts, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Facts, Work
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 from elasticrl.shell.notify import Notify
@@ -59,7 +60,7 @@ class Told(RendezvousHandler):
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self.gang: Gang | None = None
+        self.place: Place | None = None
 
     def get_backend(self) -> str:
         """Its name."""
@@ -72,10 +73,10 @@ class Told(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The generation that was ordered, as torch wants to see it."""
-        assert self.gang is not None
-        nodes = list(dict.fromkeys(self.gang.nodes))
-        address = RendezvousStoreInfo(*(split(self.gang.endpoint) if self.gang.endpoint else ("", 0)))
-        return RendezvousInfo(HashStore(), nodes.index(self.gang.nodes[self.gang.rank]), len(nodes), address)
+        assert self.place is not None
+        nodes = list(dict.fromkeys(self.place.nodes))
+        address = RendezvousStoreInfo(*(split(self.place.endpoint) if self.place.endpoint else ("", 0)))
+        return RendezvousInfo(HashStore(), nodes.index(self.place.nodes[self.place.rank]), len(nodes), address)
 
     def is_closed(self) -> bool:
         """Never: the agent ends when it is told to."""
@@ -127,10 +128,10 @@ class Hand(LocalElasticAgent):
         self._chosen: list[pool.Process] = []  # for the seat that is launched now
         self._seated: dict[int, pool.Process] = {}  # by slot
         self._ending: set[pool.Process] = set()  # killed by us, not yet gone
-        self._gang: Gang | None = None
+        self._place: Place | None = None
         self._generation = 0  # the newest that an order spoke of
-        self._halting: wire.Halt | None = None
-        self._launching: Gang | None = None  # whose processes are not seated yet
+        self._halting: Halt | None = None
+        self._launching: Place | None = None  # whose processes are not seated yet
         self._exit: Exit | None = None
         self._ended: list[Ended] = []
         self._ends = 0
@@ -139,7 +140,7 @@ class Hand(LocalElasticAgent):
         self._stride = Stride()
         self._problem = ""
         self._stopping = ""
-        self._committed: seat.Committed | None = None
+        self._committed: Commit | None = None
         self._bits = ""  # as the first warm process has found out; the others need not
         self._versions = ""  # likewise
         self._number = 0
@@ -241,24 +242,24 @@ class Hand(LocalElasticAgent):
 
     # ---- orders
 
-    def _take(self, order: wire.Order) -> None:
+    def _take(self, order: wire.Command) -> None:
         """Perform an order. What was performed already is passed over, so it may be sent any number of times."""
         match order:
-            case wire.Launch(gang=gang) if gang.generation > self._generation:
-                self._enter(gang.generation, gang.endpoint)
-                self._begin_launch(gang)
-            case wire.Reform(gang=gang) if gang.generation > self._generation:
-                self._enter(gang.generation, gang.endpoint)
-                self._reform(gang)
-            case wire.Park() if order.generation > self._generation:
+            case Launch(place=place) if place.generation > self._generation:
+                self._enter(place.generation, place.endpoint)
+                self._begin_launch(place)
+            case Reform(place=place) if place.generation > self._generation:
+                self._enter(place.generation, place.endpoint)
+                self._reform(place)
+            case Park() if order.generation > self._generation:
                 self._enter(order.generation, order.endpoint)
                 self._park(order)
-            case wire.Halt():
+            case Halt():
                 self._halt(order)
-            case wire.Kill(slot=slot, cause=cause, sign=sign):
+            case Kill(slot=slot, cause=cause, sign=sign):
                 if slot in self._seated:
                     self._seated[slot].end(cause, sign)
-            case seat.Committed():
+            case Commit():
                 self._inform(order)
             case wire.Acknowledge(ended=numbers):
                 self._ended = [end for end in self._ended if end.number not in numbers]
@@ -269,7 +270,7 @@ class Hand(LocalElasticAgent):
                 pass
         self._poke()
 
-    def _inform(self, committed: seat.Committed) -> None:
+    def _inform(self, committed: Commit) -> None:
         """Commits only rise: an older one is news of yesterday."""
         if self._committed is None or committed.step > self._committed.step:
             self._committed = committed
@@ -282,58 +283,58 @@ class Hand(LocalElasticAgent):
         self._halting = self._launching = None
         self._stores.plan_uses(endpoint)
 
-    def _begin_launch(self, gang: Gang) -> None:
+    def _begin_launch(self, place: Place) -> None:
         # Marked at once: a report that goes out before the launch has run must not show the old workers in the new generation.
-        self._gang = self._launching = gang
-        self._spawn(self._launch(gang))
+        self._place = self._launching = place
+        self._spawn(self._launch(place))
 
-    async def _launch(self, gang: Gang) -> None:
+    async def _launch(self, place: Place) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
-        self._exit, self._last = None, Facts(step=gang.resume)
+        self._exit, self._last = None, Facts(step=place.resume)
         self._dismiss(self._seated.values(), "fresh processes take over")
 
         def overtaken() -> bool:
-            return self._launching is not gang
+            return self._launching is not place
 
         # Those we killed must be gone first: they hold GPU memory.
         await self._until(lambda: not self._ending or overtaken(), END_S)
-        self._fill(at_least=gang.slots)
+        self._fill(at_least=place.slots)
 
         def chosen() -> bool:  # once: each look may find one more of them dead
-            self._chosen = self._candidates()[: gang.slots]
-            return len(self._chosen) == gang.slots
+            self._chosen = self._candidates()[: place.slots]
+            return len(self._chosen) == place.slots
 
         await self._until(lambda: overtaken() or chosen(), START_S)
         if overtaken():
             return
         self._launching = None
-        if len(self._chosen) < gang.slots:
+        if len(self._chosen) < place.slots:
             cause = f"no process could be started within {START_S:g} s"
             cause = f"{cause}: {self._problem}" if self._problem else cause
-            self._exit = Exit(generation=gang.generation, slot=0, step=gang.resume, cause=cause, own=False)
+            self._exit = Exit(generation=place.generation, slot=0, step=place.resume, cause=cause, own=False)
         else:
-            self._told.gang = gang
+            self._told.place = place
             self._initialize_workers(self._group)
             self._last = self._look_at()
             self._fill()
             asyncio.get_running_loop().call_later(FORMED_S, self._spare)
         self._poke()
 
-    def _reform(self, gang: Gang) -> None:
+    def _reform(self, place: Place) -> None:
         """Tell the living; where there are none, or some have finished, all are started afresh."""
         if not self._seated or any(p.finished for p in self._seated.values()):
-            self._begin_launch(replace(gang, born=gang.generation))
+            self._begin_launch(replace(place, born=place.generation))
             return
-        self._gang = self._told.gang = gang
+        self._place = self._told.place = place
         self._rendezvous(self._group)
         for slot, process in self._seated.items():
-            self._assign(process, gang, slot)
+            self._assign(process, place, slot)
 
-    def _park(self, park: wire.Park) -> None:
+    def _park(self, park: Park) -> None:
         for process in self._seated.values():
-            self._tell(process, seat.Park(generation=park.generation, reason=park.reason))
+            self._tell(process, park)
 
-    def _halt(self, halt: wire.Halt) -> None:
+    def _halt(self, halt: Halt) -> None:
         if self._halting and not (self._halting.save and not halt.save):
             return  # it is going on already
         if halt.save:
@@ -345,17 +346,15 @@ class Hand(LocalElasticAgent):
             self._dismiss(self._seated.values(), halt.reason)
         elif self._seated:
             self._halting = halt
-            self._ask_to_end(
-                seat.Halt(generation=halt.generation, save=True, within_s=halt.within_s, reason=halt.reason)
-            )
+            self._ask_to_end(halt)
 
-    def _ask_to_end(self, order: seat.Halt) -> None:
+    def _ask_to_end(self, order: Halt) -> None:
         asked = [p for p in self._seated.values() if not p.finished]
         for process in asked:
             self._tell(process, order)
         self._spawn(self._end_later(asked, order))
 
-    async def _end_later(self, processes: list[pool.Process], order: seat.Halt) -> None:
+    async def _end_later(self, processes: list[pool.Process], order: Halt) -> None:
         def left() -> list[pool.Process]:
             return [p for p in processes if p in self._seated.values() and not p.finished]
 
@@ -367,11 +366,11 @@ class Hand(LocalElasticAgent):
         if self._stopping:
             return
         self._stopping = reason
-        order = wire.Halt(generation=self._generation, save=True, within_s=self._spec.stop_s, reason=reason)
+        order = Halt(generation=self._generation, save=True, within_s=self._spec.stop_s, reason=reason)
         self._spawn(self._end_then_quit(order))
         self._poke()
 
-    async def _end_then_quit(self, order: wire.Halt) -> None:
+    async def _end_then_quit(self, order: Halt) -> None:
         if self._server and self._server.connected:
             await self._until(lambda: not self._seated or self._halting is not None, self._spec.stop_s)
         self._halt(order)
@@ -381,16 +380,16 @@ class Hand(LocalElasticAgent):
         self._quit.set()
         self._poke()
 
-    def _assign(self, process: pool.Process, gang: Gang, slot: int) -> None:
-        path = self._logs.ranked(gang.generation, gang.rank + slot, process.log)
-        if self._committed is not None and gang.generation == gang.born:
+    def _assign(self, process: pool.Process, place: Place, slot: int) -> None:
+        path = self._logs.ranked(place.generation, place.rank + slot, process.log)
+        if self._committed is not None and place.generation == place.born:
             process.inform(self._committed)  # first, so that it is there when the program takes its seat
         try:
-            process.assign(gang, slot, path)
+            process.assign(place.at(slot, str(path)))
         except OSError as error:
             process.end(f"it takes no orders ({error})")
         if process.log == path:
-            self._logs.show(gang.generation)
+            self._logs.show(place.generation)
 
     def _tell(self, process: pool.Process, order: seat.Order) -> None:
         try:
@@ -402,26 +401,26 @@ class Hand(LocalElasticAgent):
 
     def _assign_worker_ranks(self, *_: object) -> list[Worker]:
         """As ordered, instead of as negotiated through the store."""
-        gang = self._told.gang
-        assert gang is not None
+        place = self._told.place
+        assert place is not None
         return [
             Worker(
-                local_rank=slot, global_rank=gang.rank + slot, role_rank=gang.rank + slot, world_size=gang.world,
-                role_world_size=gang.world,
+                local_rank=slot, global_rank=place.rank + slot, role_rank=place.rank + slot, world_size=place.world,
+                role_world_size=place.world,
             )
-            for slot in range(gang.slots)
+            for slot in range(place.slots)
         ]  # fmt: skip
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Hand each rank to a process that torch's contexts have started already. One that has died since it was chosen fails
         the seat, as any does.
         """
-        gang = self._told.gang
-        assert gang is not None
+        place = self._told.place
+        assert place is not None
         self._seated = dict(enumerate(self._chosen))
         self._spares = [process for process in self._spares if process not in self._seated.values()]
         for slot, process in self._seated.items():
-            self._assign(process, gang, slot)
+            self._assign(process, place, slot)
         return {worker.local_rank: self._seated[worker.local_rank].pid for worker in worker_group.workers}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
@@ -626,7 +625,7 @@ class Hand(LocalElasticAgent):
         begun = self._began[1]
         if report.work is Work.TRAINING and report.step > begun:
             self._spare()
-        grows = self._gang is not None and self._gang.grows
+        grows = self._place is not None and self._place.grows
         changed = news(report, begun, grows=grows) != news(self._sent, begun, grows=grows)
         if self._server and (changed or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
@@ -667,13 +666,13 @@ class Hand(LocalElasticAgent):
             work = Work.JOINING
         elif not self._seated:
             work = Work.NONE
-        gang = self._gang
+        place = self._place
         seated = here if self._seated else Facts(step=here.step, saved=here.saved, manifest=here.manifest)
         return seated.into(
             Report,
             work=work,
             generation=self._exit.generation if self._exit else self._generation,
-            born=gang.born if gang and (self._seated or work is Work.JOINING) else 0,
+            born=place.born if place and (self._seated or work is Work.JOINING) else 0,
             warm=warm >= self._spec.slots,
             exit=self._exit,
             endpoint=self._stores.endpoint,

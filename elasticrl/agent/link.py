@@ -37,7 +37,7 @@ class Link:
         """Is the agent there?"""
         return self._writer is not None
 
-    def send(self, order: wire.Order) -> bool:
+    def send(self, order: wire.Command) -> bool:
         """Tell the agent; False if it is not there (the next report shows what it does)."""
         if self._writer is None or self._writer.is_closing():
             return False

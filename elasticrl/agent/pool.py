@@ -22,8 +22,9 @@ from elasticrl.agent import seat, warm, worker
 from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
-from elasticrl.agent.wire import Gang
 from elasticrl.core.evidence import Sign
+from elasticrl.core.model import Commit
+from elasticrl.core.orders import Place
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
@@ -63,28 +64,21 @@ class Process:
     sign: Sign | None = None  # what that says of it
     finished: bool = False  # ended with exit code 0
 
-    def assign(self, gang: Gang, slot: int, log: Path) -> None:
+    def assign(self, place: Place) -> None:
         """Give it a rank, for the first time or anew. Raises OSError if it takes no orders."""
-        trains_on = gang.grows and self.rank is not None
-        self.slot, self.rank = slot, gang.rank + slot
-        self.log, self.next_log = (self.log, (gang.generation, log)) if trains_on else (log, None)
-        lanes = gang.lanes_of(self.rank)
-        place = seat.Assignment(
-            generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
-            lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
-            endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), reason=gang.reason,
-            backend=gang.backend, run=gang.run, grows=gang.grows,
-        )  # fmt: skip
+        trains_on, log = place.grows and self.rank is not None, Path(place.log)
+        self.slot, self.rank = place.slot, place.rank
+        self.log, self.next_log = (self.log, (place.generation, log)) if trains_on else (log, None)
         self.tell(place)
 
     def tell(self, order: seat.Order) -> None:
         """Send an order. Raises OSError if it takes none."""
         self._send(seat.write(order))
 
-    def inform(self, committed: seat.Committed) -> None:
+    def inform(self, committed: Commit) -> None:
         """Tell it of a commit. One that does not read hears of the next."""
         with contextlib.suppress(OSError):
-            self._send(seat.news(committed))
+            self._send(seat.write(committed))
 
     def reopen(self) -> None:
         """Its log was renamed."""

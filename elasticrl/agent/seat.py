@@ -26,12 +26,14 @@ import socket
 import sys
 import threading
 import traceback
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.title import title
+from elasticrl.core.model import Commit, Rung
+from elasticrl.core.orders import Halt, Park, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,88 +45,14 @@ class NoSeat(RuntimeError):
     """This process was not started by an agent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A rank in a generation.
-
-    Example: Assignment(generation=14, born=12, rank=2, world=4, slot=0, slots=2, lanes=(4, 6), all_lanes=8, resume=1260,
-        rung=1, endpoint="10.0.0.1:40123", prefix="g14/", nodes=("n00", "n00", "n03", "n03"), reason="n01/1 died")
-    """
-
-    generation: int
-    born: int  # generation whose launch started this process: equal to `generation` means that it has no state yet
-    rank: int
-    world: int
-    slot: int  # which of the node's processes; torch calls it the local rank
-    slots: int
-    lanes: tuple[int, int]  # the half-open range of lanes that this rank carries
-    all_lanes: int
-    resume: int  # newest committed step; a newer sealed one may be had from memory
-    rung: int
-    endpoint: str  # host:port of the TCPStore to meet in
-    prefix: str
-    nodes: tuple[str, ...]  # each rank's node
-    log: str = ""
-    reason: str = ""
-    backend: str = ""  # "gloo": in place of what is configured
-    run: str = ""  # which run of the job this is, for logs
-    grows: bool = False  # it only adds to the gang that there was: that one trains on until those who come are there
-
-    @property
-    def host(self) -> str:
-        """Of the endpoint."""
-        return self.endpoint.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """Of the endpoint."""
-        return int(self.endpoint.rpartition(":")[2])
+Order = Place | Park | Halt
+ORDERS: Final = {kind.__name__: kind for kind in (Place, Park, Halt)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
-    """Leave the group and wait for the next generation."""
-
-    generation: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """End, having finished the step and saved if `save`; after `within_s` you are killed."""
-
-    generation: int
-    save: bool
-    within_s: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """The newest disk checkpoint of the job: what was saved up to its step need not be saved again. It asks for nothing.
-
-    Example: Committed(step=1280, manifest="step-00001280", generation=14)
-    """
-
-    step: int
-    manifest: str
-    generation: int  # that committed it
-
-
-Order = Assignment | Park | Halt
-ORDERS: Final = {kind.__name__: kind for kind in (Assignment, Park, Halt)}
-
-
-def write(order: Order) -> bytes:
-    """An order as a line on the worker's socket."""
+def write(order: Order | Commit) -> bytes:
+    """An order, or the newest commit, as a line on the worker's socket."""
     plain = {field.name: getattr(order, field.name) for field in fields(order)}
     return json.dumps({"is": type(order).__name__, **plain}, separators=(",", ":")).encode() + b"\n"
-
-
-def news(committed: Committed) -> bytes:
-    """A commit as a line on the worker's socket."""
-    plain = {field.name: getattr(committed, field.name) for field in fields(committed)}
-    return json.dumps({"is": "Committed", **plain}, separators=(",", ":")).encode() + b"\n"
 
 
 def read(plain: dict[str, Any]) -> Order:
@@ -132,11 +60,13 @@ def read(plain: dict[str, Any]) -> Order:
     kind = ORDERS[plain["is"]]
     names = {field.name for field in fields(kind)}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key in names}
+    if "rung" in plain:
+        plain["rung"] = Rung(plain["rung"])
     order: Order = kind(**plain)
     return order
 
 
-def rank_env(place: Assignment) -> dict[str, str]:
+def rank_env(place: Place) -> dict[str, str]:
     """Variables as torchrun sets them for a rank, for programs that look at them."""
     nodes = list(dict.fromkeys(place.nodes))
     group_rank = nodes.index(place.nodes[place.rank]) if place.rank < len(place.nodes) else 0
@@ -161,7 +91,7 @@ def rank_env(place: Assignment) -> dict[str, str]:
     }
 
 
-def take_place(place: Assignment) -> None:
+def take_place(place: Place) -> None:
     """From here on this process is the one of that rank: its log, its variables, its name in `ps`."""
     open_log(place.log)
     os.environ.update(rank_env(place))
@@ -175,7 +105,7 @@ class Seat:
 
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
-        self.committed: Committed | None = None  # the newest commit that we were told of; read it when you like
+        self.committed: Commit | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
         self._channel = channel
         self._changed = threading.Condition()
@@ -195,7 +125,7 @@ class Seat:
             )
         return cls._here
 
-    def wait(self, *, done: bool = False) -> Assignment | None:
+    def wait(self, *, done: bool = False) -> Place | None:
         """Blocks, parked, until there is a rank that was not taken yet; None when it is time to end (see `halt`). `done`: all
         steps are made, so a rank in a gang that only grows is left alone.
 
@@ -210,7 +140,7 @@ class Seat:
                 self._changed.wait()
             order = self._order
             self._taken = self._number
-        if not isinstance(order, Assignment):
+        if not isinstance(order, Place):
             return None
         take_place(order)
         self.beat.joining(order.generation, order.born, order.resume)
@@ -229,7 +159,7 @@ class Seat:
         self._say("Ready", bits=bits, versions=versions)
 
     def poll(self) -> Order | None:
-        """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""
+        """The newest order if it was not taken yet: an Place or a Park asks you to leave and wait(); a Halt, to end."""
         return None if self._number == self._taken else self._order
 
     @property
@@ -250,7 +180,7 @@ class Seat:
             self._channel.sendall(json.dumps({"is": word, **more}).encode() + b"\n")
 
     def _ready(self, done: bool) -> bool:
-        left = isinstance(self._order, Park) or (done and isinstance(self._order, Assignment) and self._order.grows)
+        left = isinstance(self._order, Park) or (done and isinstance(self._order, Place) and self._order.grows)
         return self._number != self._taken and not left
 
     def _watch(self) -> None:
@@ -266,9 +196,9 @@ class Seat:
         if plain.get("is") == "Log":
             open_log(plain["path"])
             return
-        if plain.get("is") == "Committed":
+        if plain.get("is") == "Commit":
             del plain["is"]
-            self.committed = Committed(**plain)
+            self.committed = Commit(**plain)
             return
         order = read(plain)
         with self._changed:

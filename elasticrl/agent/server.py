@@ -20,7 +20,7 @@ class Server:
     def __init__(
         self,
         path: Path,
-        take: Callable[[wire.Order], None],
+        take: Callable[[wire.Command], None],
         picture: Callable[[], wire.Report],
         gone: Callable[[], None],
     ) -> None:

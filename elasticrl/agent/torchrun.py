@@ -58,7 +58,8 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.follow import lease_held
-from elasticrl.core.model import MEETING, Exit, Member, Plan, Record, Verb, Work
+from elasticrl.core.model import MEETING, Exit, Member, Record, Verb, Work
+from elasticrl.core.orders import Place
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys, ways
@@ -114,7 +115,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._stores = Stores(self._host)
         self._changed = threading.Condition()
         self._mood = Mood.AWAY
-        self._plan: Plan | None = None  # the newest that seats us, as ordered
+        self._place: Place | None = None  # the newest that seats us, as ordered
         self._taken = 0  # generation of the newest plan that next_rendezvous took
         self._must_leave = False  # the workers that run must stop: another plan, or none, is ours
         self._exit: Exit | None = None
@@ -155,15 +156,14 @@ class ElasticRendezvous(RendezvousHandler):
             with self._changed:
                 self._mood, self._must_leave = Mood.ASKING, False
             self._tell()
-            plan = self._wait_for_plan(deadline)
-            store = self._meet(plan, deadline)
+            place = self._wait_for_place(deadline)
+            store = self._meet(place, deadline)
             if store is not None:
                 break
         with self._changed:
             self._mood = Mood.RUNNING
         self._tell()
-        rank = [seat.member for seat in plan.seats].index(self._me)
-        return RendezvousInfo(store, rank, len(plan.seats), RendezvousStoreInfo(*split(plan.endpoint)))
+        return RendezvousInfo(store, place.rank, place.world, RendezvousStoreInfo(*split(place.endpoint)))
 
     def num_nodes_waiting(self) -> int:
         """1 if the workers must be restarted for another plan. From memory: torchrun asks ten times a second."""
@@ -224,10 +224,10 @@ class ElasticRendezvous(RendezvousHandler):
 
     # ---- the round
 
-    def _wait_for_plan(self, deadline: float) -> Plan:
-        """A plan that seats us and that we have not taken."""
+    def _wait_for_place(self, deadline: float) -> Place:
+        """One that we have not taken."""
         with self._changed:
-            while self._plan is None or self._plan.generation <= self._taken:
+            while self._place is None or self._place.generation <= self._taken:
                 if self._left is not None:
                     raise RendezvousClosedError(f"job {self._job}: {self._left}")
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
@@ -235,32 +235,31 @@ class ElasticRendezvous(RendezvousHandler):
                         f"job {self._job}: no seat within {self._timeout_s:g} s (rdzv-conf join_timeout); "
                         f"{self._node.loop.state.reason if self._node else 'the store did not answer'}"
                     )
-            plan = self._plan
-            self._taken = plan.generation
+            place = self._place
+            self._taken = place.generation
             self._exit = None
             self._mood = Mood.JOINING
-            self._stores.plan_uses(plan.endpoint)
+            self._stores.plan_uses(place.endpoint)
         self._tell()
-        return plan
+        return place
 
-    def _meet(self, plan: Plan, deadline: float) -> PrefixStore | None:
-        """Wait in the plan's store until all its members are there; None if the plan is overtaken meanwhile."""
-        rank = [seat.member for seat in plan.seats].index(self._me)
-        everybody = [f"here/{other}" for other in range(len(plan.seats))]
-        host, port = split(plan.endpoint)
+    def _meet(self, place: Place, deadline: float) -> PrefixStore | None:
+        """Wait in the generation's store until all its members are there; None if it is overtaken meanwhile."""
+        everybody = [f"here/{other}" for other in range(place.world)]
+        host, port = split(place.endpoint)
         meeting: PrefixStore | None = None
-        while not self._overtaken(plan) and time.monotonic() < deadline:
+        while not self._overtaken(place) and time.monotonic() < deadline:
             begun = time.monotonic()
             try:
                 if meeting is None:
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
-                    fresh = PrefixStore(f"g{plan.generation}/", store)
-                    fresh.set(f"here/{rank}", str(self._me))
+                    fresh = PrefixStore(place.prefix, store)
+                    fresh.set(f"here/{place.rank}", str(self._me))
                     meeting = fresh
                 meeting.wait(everybody, SLICE)
             except RuntimeError as error:
                 # torch's store errors are such: a member is not there yet, or the head has died.
-                log.debug("generation %d: %s", plan.generation, error)
+                log.debug("generation %d: %s", place.generation, error)
                 if time.monotonic() - begun < SLICE.total_seconds() / 2:  # a store that lives is waited for
                     meeting = None  # this one is reached anew
                     time.sleep(SLICE.total_seconds())  # as long as the wait that failed at once: then it is asked again
@@ -269,9 +268,9 @@ class ElasticRendezvous(RendezvousHandler):
             return meeting
         return None
 
-    def _overtaken(self, plan: Plan) -> bool:
+    def _overtaken(self, place: Place) -> bool:
         with self._changed:
-            return self._must_leave or self._left is not None or self._plan is not plan
+            return self._must_leave or self._left is not None or self._place is not place
 
     # ---- the core, in its thread
 
@@ -324,17 +323,17 @@ class ElasticRendezvous(RendezvousHandler):
 
     async def _perform(self, action: Action) -> bool:
         match action:
-            case Launch(plan=plan) | Reform(plan=plan):
+            case Launch(place=place) | Reform(place=place):
                 with self._changed:
-                    if self._plan is None or plan.generation > self._plan.generation:
-                        self._plan = plan
-                    self._must_leave = self._mood in {Mood.RUNNING, Mood.DONE} and self._taken < self._plan.generation
+                    if self._place is None or place.generation > self._place.generation:
+                        self._place = place
+                    self._must_leave = self._mood in {Mood.RUNNING, Mood.DONE} and self._taken < self._place.generation
                     self._changed.notify_all()
             case Park() | Halt():
                 with self._changed:
                     # What runs must stop, and what is being joined is void. The next plan that seats us comes as Launch.
                     self._must_leave = self._mood in {Mood.RUNNING, Mood.JOINING, Mood.DONE}
-                    self._plan = None
+                    self._place = None
                     self._changed.notify_all()
             case Kill():
                 pass  # torchrun's workers have no beats, so nothing is known that would ask for it

@@ -8,18 +8,16 @@ until it is acknowledged, so that no daemon's death can lose it.
 
 import json
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticrl.agent.seat import Committed
-from elasticrl.core import events
-from elasticrl.core.evidence import Sign
-from elasticrl.core.model import Exit, Facts, Member, Plan, Rung, deal
+from elasticrl.core.model import Commit, Exit, Facts
+from elasticrl.core.orders import Order
 from elasticrl.core.parsed import parsed
 from elasticrl.core.value import dataclass
 
-VERSION: Final = 2
+VERSION: Final = 3
 LIMIT: Final = 8 * 1024 * 1024  # of one line; 4,096 seats are far below it
 
 
@@ -27,82 +25,7 @@ class Garbled(ValueError):
     """A line is not what this protocol says; the sentence tells what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
-    """What the workers of one seat need to know of their generation.
-
-    Example: Gang(generation=14, born=12, rank=2, slots=2, world=4, lanes=8, resume=1260, rung=Rung.REFORM,
-        endpoint="10.0.0.1:40123", nodes=("n00", "n00", "n03", "n03"), reason="n01/1 died (lease); 2 nodes train")
-    """
-
-    generation: int
-    born: int
-    rank: int  # of slot 0
-    slots: int
-    world: int
-    lanes: int
-    resume: int
-    rung: Rung
-    endpoint: str
-    nodes: tuple[str, ...]  # each rank's node
-    reason: str = ""
-    backend: str = ""  # in place of what is configured
-    run: str = ""  # which run of the job this is, for logs
-    grows: bool = False  # it only adds to the gang that there was
-
-    @property
-    def prefix(self) -> str:
-        """Under which this generation's keys lie in the TCPStore at `endpoint`."""
-        return f"g{self.generation}/"
-
-    def lanes_of(self, rank: int) -> range:
-        """The lanes a rank carries."""
-        return deal(self.lanes, self.world)[rank]
-
-
 # ---- orders: daemon to agent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """End any seated workers and hand the ranks to warm processes."""
-
-    gang: Gang
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reform:
-    """Tell the living workers of a new generation."""
-
-    gang: Gang
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
-    """Tell the living workers to leave their group and wait, state in hand."""
-
-    generation: int
-    endpoint: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """End the seated workers; `save` lets them finish the step and write a checkpoint first."""
-
-    generation: int
-    save: bool
-    within_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """End one worker that cannot run on, at once."""
-
-    slot: int
-    cause: str
-    sign: Sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,39 +83,9 @@ class Report(Facts):
     stopping: str = ""  # why the agent is about to end
 
 
-Order = Launch | Reform | Park | Halt | Kill | Committed | Acknowledge | Quit
-Message = Order | Report
-KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind for kind in (Launch, Reform, Park, Halt, Kill, Committed, Acknowledge, Quit, Report)
-}  # what is not here cannot come in
-
-
-def gang_of(plan: Plan, me: Member, run: str = "") -> Gang:
-    """A member's part of a plan."""
-    seat = plan.seat_of[me]
-    return Gang(
-        generation=plan.generation, born=seat.born, rank=plan.first_rank(me), slots=seat.slots, world=plan.world,
-        lanes=plan.lanes, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint,
-        nodes=tuple(s.member.node for s in plan.seats for _ in range(s.slots)),
-        reason=plan.reason, backend=plan.backend, run=run, grows=plan.grows,
-    )  # fmt: skip
-
-
-def order_of(action: events.Action, me: Member, run: str = "") -> Order | None:
-    """What to send for an action of the core; None if it does not concern the agent."""
-    match action:
-        case events.Launch(plan=plan):
-            return Launch(gang=gang_of(plan, me, run))
-        case events.Reform(plan=plan):
-            return Reform(gang=gang_of(plan, me, run))
-        case events.Park(plan=plan):
-            return Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason)
-        case events.Halt(generation=generation, save=save, within_s=within_s, reason=reason):
-            return Halt(generation=generation, save=save, within_s=within_s, reason=reason)
-        case events.Kill(slot=slot, cause=cause, sign=sign):
-            return Kill(slot=slot, cause=cause, sign=sign)
-        case _:
-            return None
+Command = Order | Commit | Acknowledge | Quit
+Message = Command | Report
+KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}  # what is not here cannot come in
 
 
 @cache

@@ -20,8 +20,9 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.parent import die_with, pass_over
-from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, take_place
+from elasticrl.agent.seat import Seat, open_log, take_place
 from elasticrl.agent.title import title
+from elasticrl.core.orders import Halt, Place
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
@@ -79,7 +80,7 @@ def live(channel: socket.socket, job: Job) -> None:
     if seat.expect(IDLE_S) is None:
         warm.load_later(job.later)
     order = seat.expect()
-    if isinstance(order, Assignment):
+    if isinstance(order, Place):
         take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return

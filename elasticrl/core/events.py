@@ -7,9 +7,15 @@ its effect is what the next `Seen` or `Workers` shows, and an action that was lo
 from collections.abc import Mapping
 from dataclasses import field
 
-from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Commit as Committed
 from elasticrl.core.model import Facts, Intent, Plan, Quarantine, Record, Verb, View
+from elasticrl.core.orders import Action as Action  # noqa: PLC0414 - the orders are actions too
+from elasticrl.core.orders import Halt as Halt  # noqa: PLC0414
+from elasticrl.core.orders import Kill as Kill  # noqa: PLC0414
+from elasticrl.core.orders import Launch as Launch  # noqa: PLC0414
+from elasticrl.core.orders import Park as Park  # noqa: PLC0414
+from elasticrl.core.orders import Reform as Reform  # noqa: PLC0414
 from elasticrl.core.pairs import Result
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
@@ -116,11 +122,6 @@ Event = Tick | Seen | Leased | Workers | Suspected | Cleared | Found | Probed | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """Something the shell should do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAlive(Action):
     """Renew the lease; take a new one if there is none."""
 
@@ -218,46 +219,6 @@ class Ask(Action):
 
     verb: Verb
     node: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(Action):
-    """End any seated workers; hand the plan's seat to warm processes."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reform(Action):
-    """Tell the living workers of the new generation: they leave their group and join this one in place."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park(Action):
-    """Tell the living workers to leave their group and wait, state in hand."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt(Action):
-    """End the seated workers; `save` lets them finish the step and write a checkpoint first, within `within_s`."""
-
-    generation: int  # under which they end; what they save last is committed under it
-    save: bool
-    within_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill(Action):
-    """End one worker that cannot run on: SIGCONT and SIGKILL at once. Its exit record bears the cause and the sign."""
-
-    slot: int
-    cause: str
-    sign: Sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from elasticrl.core.events import (
 from elasticrl.core.evidence import Sign
 from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Member, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.orders import place_of
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import lives, probe_turns, watched
@@ -312,9 +313,9 @@ def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Acti
     if answers(workers, plan) or _let_down(state, plan, seat, workers):
         return ()
     if alive(workers) and workers.born == seat.born:
-        return (Reform(plan=plan),)
+        return (Reform(place=place_of(plan, state.me)),)
     if workers.warm:
-        return (Launch(plan=plan),)
+        return (Launch(place=place_of(plan, state.me)),)
     if alive(workers):
         reason = "this generation starts from fresh processes"
         return (Halt(generation=plan.generation, save=False, within_s=0.0, reason=reason),)
@@ -330,7 +331,9 @@ def _look(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
 
 
 def _hold(plan: Plan, workers: Workers) -> tuple[Action, ...]:
-    return (Park(plan=plan),) if alive(workers) and workers.generation < plan.generation else ()
+    if not alive(workers) or workers.generation >= plan.generation:
+        return ()
+    return (Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason),)
 
 
 def _probe(state: State, plan: Plan) -> tuple[Action, ...]:

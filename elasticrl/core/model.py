@@ -167,6 +167,11 @@ class Plan:
         return MappingProxyType(dict(enumerate(seat.member.node for seat in self.seats for _ in range(seat.slots))))
 
     @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Each rank's node."""
+        return tuple(self.node_of.values())
+
+    @cached_property
     def grows(self) -> bool:
         """Does it only add to a gang that trains? That one trains on until those who come are there."""
         if self.phase is not Phase.TRAIN or self.rung is not Rung.START:

@@ -17,10 +17,9 @@ from typing import Any
 
 from elasticrl.agent.link import Link, start_agent
 from elasticrl.agent.parent import stops
-from elasticrl.agent.seat import Committed
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
-from elasticrl.core.events import Action, Asked, Event, Workers
+from elasticrl.agent.wire import Acknowledge, Quit, Report
+from elasticrl.core.events import Action, Asked, Event, Halt, Kill, Launch, Park, Reform, Workers
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Commit, Member, Verb, Work, meanwhile
 from elasticrl.core.pauses import pause
@@ -61,7 +60,7 @@ class Crew:
         self._vault = ""  # this node's
         self._vaultless = ""  # why it has none
         self._bits = self._versions = ""
-        self._committed: Committed | None = None
+        self._committed: Commit | None = None
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
@@ -175,7 +174,7 @@ class Crew:
     def inform(self, commit: Commit | None) -> None:
         """The workers shall know of the newest commit; a new agent will be told as well."""
         if commit is not None:
-            self._committed = Committed(step=commit.step, manifest=commit.manifest, generation=commit.generation)
+            self._committed = commit
             self._tell_commit()
 
     def _tell_commit(self) -> None:
@@ -240,10 +239,13 @@ class Crew:
 
     async def perform(self, action: Action) -> bool:
         """The core's actions on workers. Without an agent they are lost, and the core will decide them again."""
-        order = order_of(action, self.me, self.run_of_job) if self.me else None
-        if order is None:
-            return False
-        self._link.send(order)
+        match action:
+            case Launch(place=place) | Reform(place=place):
+                self._link.send(replace(action, place=replace(place, run=self.run_of_job)))
+            case Park() | Halt() | Kill():
+                self._link.send(action)
+            case _:
+                return False
         return True
 
     @property

@@ -39,9 +39,10 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.torch_version import TorchVersion
 
 from elasticrl.agent.beats import Beat, State
-from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
+from elasticrl.agent.seat import NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, STATES, Rung
+from elasticrl.core.orders import Halt, Place
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, exchange
 from elasticrl.runtime.buffers import Buffers
@@ -136,7 +137,7 @@ class Run:
         self._others: dict[str, Part] = {}
         self._parts = Parts()
         self._cursor: Cursor | None = None
-        self._place: Assignment | None = None
+        self._place: Place | None = None
         self._gang: Gang | None = None
         self._flag = Interrupt()
         self._deal = Deal.contiguous(1, 1)
@@ -519,7 +520,7 @@ class Run:
             self._leave()
         return False
 
-    def _next_place(self) -> Assignment | None:
+    def _next_place(self) -> Place | None:
         if self._seat is not None:
             return self._seat.wait(done=self._beat.now.state is State.DONE)
         if self._place is not None:
@@ -532,9 +533,8 @@ class Run:
         generation, lanes = max(known, default=0) + 1, self.tree.lanes.count
         newest = max(shelf, key=lambda entry: (entry.generation, entry.version), default=None)
         saved = newest.version.step if newest else 0  # elsewhere, perhaps: memory here may be older
-        return Assignment(
-            generation=generation, born=generation, rank=0, world=1, slot=0, slots=1, lanes=(0, lanes), all_lanes=lanes,
-            resume=saved, rung=int(Rung.START), endpoint="", prefix=f"g{generation}/", nodes=(self.context.node,),
+        return Place(
+            generation=generation, born=generation, rank=0, world=1, all_lanes=lanes, resume=saved, nodes=(self.context.node,)
         )  # fmt: skip
 
     def _told(self, order: Order) -> None:
@@ -542,7 +542,7 @@ class Run:
         if isinstance(order, Halt) and order.save:
             return
         flag, place = self._flag, self._place  # in this order: the training thread may be on its way to the next
-        if isinstance(order, Assignment) and place is not None:
+        if isinstance(order, Place) and place is not None:
             if order.generation <= place.generation:
                 return  # the one that was just taken
             if order.grows and order.generation == place.generation + 1 and (self._inside or self._search.waits):
@@ -557,7 +557,7 @@ class Run:
         if gang is not None:
             gang.interrupt(order.reason or "the plan changed")
 
-    def _await_newcomers(self, order: Assignment, more: int, flag: Interrupt) -> None:
+    def _await_newcomers(self, order: Place, more: int, flag: Interrupt) -> None:
         """In a thread of its own, while the gang trains, or waits for disks, which ends then. Where they do not come, a later
         plan says so, which sets the flag.
         """
@@ -576,7 +576,7 @@ class Run:
                     flag.set(order.reason or "the plan changed")
                 return
 
-    def _form(self, place: Assignment) -> None:
+    def _form(self, place: Place) -> None:
         conf = self.tree
         limit = conf.recovery.reform_s
         if self._seat is None:
@@ -600,7 +600,7 @@ class Run:
         )
         self.timeline.mark("form")
 
-    def _meet(self, store: Store, place: Assignment) -> None:
+    def _meet(self, store: Store, place: Place) -> None:
         """Until all are there. Where some may still load, or the gang that grows trains on, waiting is no hang, and the plan's
         own deadline ends it: the next plan sets the flag.
         """
@@ -621,7 +621,7 @@ class Run:
         meeting = Meeting(store, generation=place.generation, world=place.world)
         meeting.wait_for_all(self._flag, limits.reform_s if last else inf, turn)
 
-    def _restore(self, place: Assignment) -> None:
+    def _restore(self, place: Place) -> None:
         """Everything registered as it was after the newest version that is whole everywhere."""
         keeper, gang = self._hold(), self._gang
         assert gang is not None
@@ -653,7 +653,7 @@ class Run:
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
 
-    def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
+    def _spread(self, place: Place, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
         fsdp = any(strategy_of(self.tree, name) == "fsdp" for name in self._roles)
         n, lanes = self.parts_per_lane, place.all_lanes
@@ -704,7 +704,7 @@ class Run:
             gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
         return held
 
-    def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
+    def _fill(self, place: Place, agreed: Agreed, kept: set[str]) -> None:
         """Fills all that is registered, from the vault, a checkpoint or anew; what is `kept` stays as it is."""
         self._parts = self._whole_state()
         if self._cursor is not None:
@@ -742,7 +742,7 @@ class Run:
         parts.register("ledger", self._hold().ledger)
         return parts
 
-    def _read(self, place: Assignment, agreed: Agreed, kept: set[str]) -> Mapping[str, Any]:
+    def _read(self, place: Place, agreed: Agreed, kept: set[str]) -> Mapping[str, Any]:
         """Puts what was agreed on into the parts, or puts them back to the beginning; raises where that would lose steps.
         Returns the values that were read.
         """
@@ -786,7 +786,7 @@ class Run:
             )
         return values
 
-    def _begin_keeping(self, place: Assignment, agreed: Agreed, facts: Conditions) -> None:
+    def _begin_keeping(self, place: Place, agreed: Agreed, facts: Conditions) -> None:
         """From here on the keeper keeps what this generation makes."""
         keeper = self._hold()
         keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticrl.agent.beats import Beat
-    from elasticrl.agent.seat import Assignment, Seat
+    from elasticrl.agent.seat import Seat
     from elasticrl.config import Tree
+    from elasticrl.core.orders import Place
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.group import Gang, Interrupt
     from elasticrl.runtime.keeper import Keeper
@@ -42,7 +43,7 @@ class Search:
         self.waits = False  # for disks, in a gang that has formed: a plan that only adds to it need not end that
         self.coming: Interrupt | None = None  # the flag of a gang to which one adds: it is set when those are there
 
-    def agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
+    def agree(self, place: Place, keeper: Keeper, gang: Gang) -> Agreed:
         """What all go on from. Collective."""
         told = self._seat.committed if self._seat else None
         commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from elasticrl.agent.regular import open_regular_text
-from elasticrl.core import events, evidence, model, pairs, policy, settings, state, suspect, verdict
+from elasticrl.core import events, evidence, model, orders, pairs, policy, settings, state, suspect, verdict
 from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
 from elasticrl.core.parsed import parsed
@@ -28,14 +28,14 @@ from elasticrl.shell.keys import Unreadable
 from elasticrl.store.protocol import Say
 
 TAG: Final = "~"
-FORMAT: Final = 2
+FORMAT: Final = 3
 SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
 PLAIN: Final = frozenset({bool, int, float, str})
 AGAIN_S: Final = 1.0  # between attempts to write to a disk that took nothing: each begins with the whole state
 
 
 def _vocabulary() -> dict[str, type]:
-    modules = (model, events, settings, state, suspect, evidence, pairs, policy, verdict)
+    modules = (model, orders, events, settings, state, suspect, evidence, pairs, policy, verdict)
     found = (value for module in modules for value in vars(module).values() if isinstance(value, type))
     return {cls.__module__.rpartition(".")[2] + "." + cls.__name__: cls for cls in found}
 

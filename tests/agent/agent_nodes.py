@@ -17,6 +17,7 @@ from elasticrl.agent import link, wire
 from elasticrl.agent.beats import Page
 from elasticrl.agent.spec import Spec, environment
 from elasticrl.core.model import Rung, Work
+from elasticrl.core.orders import Halt, Launch, Place
 
 SCRIPT = str(Path(__file__).with_name("train_small.py"))
 PRELOAD = ("torch", "torch.distributed", "elasticrl.runtime.group", "elasticrl.agent.seat")
@@ -98,7 +99,7 @@ class Node:
         """End what is seated and forget what has ended."""
         if self.link is None:
             return
-        self.send(wire.Halt(generation=self.now.generation, save=False, within_s=0.0, reason="the next test"))
+        self.send(Halt(generation=self.now.generation, save=False, within_s=0.0, reason="the next test"))
         self.send(wire.Acknowledge(ended=tuple(end.number for end in self.now.ended)))
         await self.until(lambda r: not r.workers and not r.ended and (r.warm or bool(r.problem)))
 
@@ -126,11 +127,11 @@ def gang(
     lanes: int = 8,
     rung: Rung = Rung.START,
     endpoint: str = "",
-) -> wire.Gang:
+) -> Place:
     place = list(nodes).index(node)
-    return wire.Gang(
+    return Place(
         generation=generation, born=generation if born is None else born, rank=place * slots, slots=slots,
-        world=len(nodes) * slots, lanes=lanes, resume=resume, rung=rung, endpoint=endpoint or nodes[0].now.endpoint,
+        world=len(nodes) * slots, all_lanes=lanes, resume=resume, rung=rung, endpoint=endpoint or nodes[0].now.endpoint,
         nodes=tuple(n.name for n in nodes for _ in range(slots)),
     )  # fmt: skip
 
@@ -140,7 +141,7 @@ def launch(nodes: Sequence[Node], **options: object) -> int:
     generation = max(node.now.generation for node in nodes) + 1
     endpoint = nodes[0].now.endpoint
     for node in nodes:
-        node.send(wire.Launch(gang=gang(generation, nodes, node, endpoint=endpoint, **options)))  # type: ignore[arg-type]
+        node.send(Launch(place=gang(generation, nodes, node, endpoint=endpoint, **options)))  # type: ignore[arg-type]
     return generation
 
 

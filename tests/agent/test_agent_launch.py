@@ -16,8 +16,8 @@ from elasticrl.agent.beats import Page
 from elasticrl.agent.hand import Hand
 from elasticrl.agent.pool import Process
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.wire import Gang
 from elasticrl.core.model import Rung
+from elasticrl.core.orders import Place
 from elasticrl.diagnose.process import started_at
 from elasticrl.shell.notify import Notify
 
@@ -59,15 +59,15 @@ def test_one_that_dies_between_being_chosen_and_seated_is_seated_and_found_dead(
     tmp_path: Path, spares: list[Process]
 ) -> None:
     spec = Spec(job="t", node="n0", program=("x.py",), slots=2, spares=0, log_dir=str(tmp_path / "logs"))
-    gang = Gang(
-        generation=1, born=1, rank=0, slots=2, world=2, lanes=4, resume=0, rung=Rung.START, endpoint="127.0.0.1:1",
+    gang = Place(
+        generation=1, born=1, rank=0, slots=2, world=2, all_lanes=4, resume=0, rung=Rung.START, endpoint="127.0.0.1:1",
         nodes=("n0", "n0"),
     )  # fmt: skip
 
     async def launched() -> Hand:
         hand = Unlucky(spec, tmp_path, Notify({}))
         hand._spares = list(spares)
-        hand._gang = hand._launching = gang
+        hand._place = hand._launching = gang
         await hand._launch(gang)
         return hand
 

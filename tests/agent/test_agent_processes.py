@@ -20,6 +20,7 @@ from elasticrl.agent import warm, wire
 from elasticrl.agent.hand import news
 from elasticrl.agent.wire import Report
 from elasticrl.core.model import MEETING, Work
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.core.settings import Timeouts
 from elasticrl.diagnose.process import life
 
@@ -100,8 +101,8 @@ async def replaced(a: Node, b: Node, generation: int) -> None:
     await a.until(lambda r: r.work is Work.PARKED)
     await b.until(lambda r: r.work is Work.FAILED and r.warm)
     endpoint = a.now.endpoint
-    a.send(wire.Reform(gang=gang(generation + 1, [a, b], a, born=generation, endpoint=endpoint)))
-    b.send(wire.Launch(gang=gang(generation + 1, [a, b], b, endpoint=endpoint)))
+    a.send(Reform(place=gang(generation + 1, [a, b], a, born=generation, endpoint=endpoint)))
+    b.send(Launch(place=gang(generation + 1, [a, b], b, endpoint=endpoint)))
 
 
 def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_process(pair: Lab) -> None:
@@ -124,8 +125,8 @@ def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_pro
 
         await a.until(lambda r: r.work is Work.PARKED)
         endpoint, ordered = a.now.endpoint, time.monotonic()
-        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
-        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        a.send(Reform(place=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
+        b.send(Launch(place=gang(one + 1, [a, b], b, endpoint=endpoint)))
         await training([a, b], one + 1)
         print(
             f"\nnoticed in {1000 * noticed:.0f} ms; spare in the gang {1000 * (time.monotonic() - ordered):.0f} ms after the "
@@ -165,7 +166,7 @@ def test_a_stopped_worker_is_seen_and_killed_at_once_with_its_children(pair: Lab
         assert victim.stall is not None
         assert victim.stall.waiting
         assert not victim.stall.stopped
-        b.send(wire.Kill(slot=0, cause=str(seen.stall), sign=seen.stall.sign))
+        b.send(Kill(slot=0, cause=str(seen.stall), sign=seen.stall.sign))
         assert await gone(stopped) < 0.5
         report = await b.until(lambda r: r.exit is not None, 2.0)
         assert report.exit is not None
@@ -222,7 +223,7 @@ def test_a_halt_that_saves_lets_the_gang_end_at_one_step_with_a_checkpoint(pair:
         await training([a, b], one)
         await stepping(a, 3)
         for node in (a, b):
-            node.send(wire.Halt(generation=one, save=True, within_s=10.0, reason="stopped by an operator"))
+            node.send(Halt(generation=one, save=True, within_s=10.0, reason="stopped by an operator"))
         for node in (a, b):
             await node.until(lambda r: r.work is Work.NONE and not r.workers, 10.0)
         saved = a.now.saved
@@ -245,11 +246,11 @@ def test_park_keeps_process_and_state_and_a_reform_goes_on_with_them(pair: Lab) 
         await stepping(a, 3)
         processes = pid(a), pid(b)
         for node in (a, b):
-            node.send(wire.Park(generation=one + 1, endpoint="", reason="held"))
+            node.send(Park(generation=one + 1, endpoint="", reason="held"))
         for node in (a, b):
             parked = await node.until(lambda r: r.work is Work.PARKED and r.generation == one + 1)
             assert parked.born == one
-        a.send(wire.Reform(gang=gang(one + 2, [a], a, born=one)))
+        a.send(Reform(place=gang(one + 2, [a], a, born=one)))
         await training([a], one + 2)
         last = max(steps(a, one, 0))
         await stepping(a, last + 100, 60.0)
@@ -267,9 +268,9 @@ def test_fresh_processes_take_over_under_the_generation_that_ended_the_old_ones(
         await training([a], one)
         first = pid(a)
         # As a daemon orders where no process is warm: end those who are seated, and launch as soon as one is.
-        a.send(wire.Halt(generation=one + 1, save=False, within_s=0.0, reason="this generation starts afresh"))
+        a.send(Halt(generation=one + 1, save=False, within_s=0.0, reason="this generation starts afresh"))
         await a.until(lambda r: r.work is Work.NONE and not r.workers and r.warm)
-        order = wire.Launch(gang=gang(one + 1, [a], a))
+        order = Launch(place=gang(one + 1, [a], a))
         a.send(order)
         await training([a], one + 1, 10.0)
         second = pid(a)
@@ -304,7 +305,7 @@ def test_a_log_folder_that_takes_nothing_new_costs_neither_a_reform_nor_a_launch
             text = "".join(path.read_text() for path in log.parent.glob(f"{log.name}*"))
             assert f"generation {one + 1} rank {rank}" in text
         for node in (a, b):
-            node.send(wire.Reform(gang=gang(one + 2, [a, b], node, born=node.now.born, endpoint=a.now.endpoint)))
+            node.send(Reform(place=gang(one + 2, [a, b], node, born=node.now.born, endpoint=a.now.endpoint)))
         await training([a, b], one + 2)
         assert logs_of(b, one + 2, 1)
         assert (a.now.unlogged, b.now.unlogged) == ("", "")
@@ -430,7 +431,7 @@ def test_an_agent_that_is_terminated_gives_a_save_the_time_that_its_daemon_gives
                 await stepping(a, 3)
                 os.kill(a.now.pid, signal.SIGTERM)
                 await a.until(lambda r: bool(r.stopping), 5.0)
-                a.send(wire.Halt(generation=one, save=True, within_s=20.0, reason="n00 leaves"))
+                a.send(Halt(generation=one, save=True, within_s=20.0, reason="n00 leaves"))
                 assert await asyncio.to_thread(a.process.wait, 15) == 0
                 (saved,) = (path for path in alone.saves.iterdir() if not path.name.startswith("."))
                 assert json.loads(saved.read_text())["step"] >= 3
@@ -473,7 +474,7 @@ def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_
         assert importers() == [waited, parent_of(waited)], "the one who waited, then its fork server"
         os.kill(waited, signal.SIGKILL)
         await a.until(lambda r: r.exit is not None and r.warm)
-        a.send(wire.Launch(gang=gang(one + 1, [a], a)))
+        a.send(Launch(place=gang(one + 1, [a], a)))
         await training([a], one + 1)
         await a.until(lambda r: r.warm and r.spares == 1)
         assert len(importers()) == 2, "a spare has it from its fork server"

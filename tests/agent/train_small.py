@@ -27,7 +27,9 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Seat
+from elasticrl.agent.seat import Order, Seat
+from elasticrl.core.model import Commit
+from elasticrl.core.orders import Halt, Place
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form
 
 SIZE = 4096
@@ -86,7 +88,7 @@ class Trainer:
         self.seat = seat
         self.model = Model(options.save_s)
         self.saves = Path(options.save) if options.save else None
-        self.committed: Committed | None = None  # as we have printed it
+        self.committed: Commit | None = None  # as we have printed it
 
     def run(self) -> None:
         while (place := self.seat.wait()) is not None:
@@ -108,7 +110,7 @@ class Trainer:
             if self.seat.halt is not None:
                 return
 
-    def agree(self, place: Assignment) -> None:
+    def agree(self, place: Place) -> None:
         """Go on from the newest step that anybody has; who is behind gets the weights from who is not."""
         steps = torch.zeros(place.world, dtype=torch.int64)
         steps[place.rank] = self.model.step
@@ -122,7 +124,7 @@ class Trainer:
         dist.broadcast(fresh, source)
         self.model.weights, self.model.step = fresh, newest
 
-    def train(self, place: Assignment) -> None:
+    def train(self, place: Place) -> None:
         beat, model, options = self.seat.beat, self.model, self.options
         while model.step < options.steps:
             begun = time.monotonic()
@@ -130,7 +132,7 @@ class Trainer:
             beat.phase("update")
             self.misbehave(step, place)
             gradient = torch.zeros(SIZE + 1, dtype=torch.float64)
-            for lane in range(*place.lanes):
+            for lane in place.lanes:
                 gradient[:SIZE] += lane_gradient(step, lane)
             halt = self.seat.halt
             gradient[SIZE] = float(halt is not None)  # all must end at the same step
@@ -151,7 +153,7 @@ class Trainer:
             time.sleep(max(0.0, options.step_ms / 1000 - (time.monotonic() - begun)))
         beat.done()
 
-    def misbehave(self, step: int, place: Assignment) -> None:
+    def misbehave(self, step: int, place: Place) -> None:
         path = Path(self.options.faults or "/nonexistent")
         try:
             fault = json.loads(path.read_text())
@@ -175,7 +177,7 @@ class Trainer:
             case "tee":  # as some logging libraries do
                 sys.stdout = Tee(sys.stdout)
 
-    def tell(self, step: int, place: Assignment) -> None:
+    def tell(self, step: int, place: Place) -> None:
         if self.seat.committed != self.committed:
             self.committed = self.seat.committed
             print(f"{self.committed}")
@@ -191,7 +193,7 @@ def finishes(order: Order) -> bool:
     return isinstance(order, Halt) and order.save
 
 
-def join(place: Assignment, flag: Interrupt) -> Gang:
+def join(place: Place, flag: Interrupt) -> Gang:
     store = dist.TCPStore(
         place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
     )

@@ -28,10 +28,11 @@ from forked_workers import PRELOAD
 from vault_nodes import Node
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
-from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Park, Seat, news, open_log, write
+from elasticrl.agent.seat import Order, Seat, open_log, write
 from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
-from elasticrl.core.model import deal
+from elasticrl.core.model import Commit, Rung
+from elasticrl.core.orders import Halt, Park, Place
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
@@ -112,7 +113,7 @@ class Nodes:
         self.run_dir = folder / "saves" / "job"
         self.generation = 0
         self.resume = 0
-        self.committed: Committed | None = None
+        self.committed: Commit | None = None
         self.rung = 1
         self.env: dict[str, str] = {}  # more of the workers' environment
         self.vaults: dict[str, Node] = {}
@@ -167,17 +168,16 @@ class Nodes:
                 worker.tell(Halt(generation=self.generation, save=False, within_s=5.0, reason=f"{node} left"))
                 worker.process.join(10)
                 self.workers.pop(node).kill()
-        lanes = deal(self.lanes, len(nodes))
         for rank, node in enumerate(nodes):
             if node not in self.workers:
                 self._start(node)
             worker = self.workers[node]
             worker.born = worker.born or self.generation
             worker.tell(
-                Assignment(
+                Place(
                     generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
-                    lanes=(lanes[rank].start, lanes[rank].stop), all_lanes=self.lanes, resume=self.resume,
-                    rung=0 if grows else self.rung, endpoint=f"127.0.0.1:{store.port}", prefix=f"g{self.generation}/",
+                    all_lanes=self.lanes, resume=self.resume,
+                    rung=Rung.START if grows else self.rung, endpoint=f"127.0.0.1:{store.port}",
                     nodes=nodes, reason=f"generation {self.generation}", grows=grows,
                 )
             )  # fmt: skip
@@ -206,9 +206,9 @@ class Nodes:
         beat = self.workers[self.plan_now[0]].beat
         if beat.saved > self.resume:
             self.resume = beat.saved
-            self.committed = Committed(step=beat.saved, manifest=beat.manifest, generation=self.generation)
+            self.committed = Commit(step=beat.saved, manifest=beat.manifest, generation=self.generation)
             for node in self.plan_now:
-                self.workers[node].channel.sendall(news(self.committed))
+                self.workers[node].channel.sendall(write(self.committed))
         return self.resume
 
     def kill_worker(self, node: str) -> None:
@@ -292,7 +292,7 @@ class Nodes:
         }
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
-            self.workers[node].channel.sendall(news(self.committed))
+            self.workers[node].channel.sendall(write(self.committed))
 
 
 def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:

@@ -6,11 +6,11 @@ import pytest
 
 from elasticrl.agent import seat, wire
 from elasticrl.agent.link import Link
-from elasticrl.agent.seat import Committed
 from elasticrl.core import events
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.evidence import Sign
-from elasticrl.core.model import Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
+from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
+from elasticrl.core.orders import Halt, Kill, Launch, Order, Park, Place, Reform, place_of
 
 A, C = (Member(node=name, incarnation=1) for name in ("a", "c"))
 PLAN = Plan(
@@ -29,34 +29,34 @@ PLAN = Plan(
 
 
 def test_a_member_learns_its_ranks() -> None:
-    gang = wire.gang_of(PLAN, C)
-    assert (gang.rank, gang.slots, gang.world, gang.born) == (2, 2, 4, 14)
-    assert gang.nodes == ("a", "a", "c", "c")
-    assert gang.prefix == "g14/"
-    assert [gang.lanes_of(rank) for rank in range(4)] == [range(2), range(2, 4), range(4, 6), range(6, 8)]
+    place = place_of(PLAN, C)
+    assert (place.rank, place.slots, place.world, place.born) == (2, 2, 4, 14)
+    assert place.nodes == ("a", "a", "c", "c")
+    assert place.prefix == "g14/"
+    first = place_of(PLAN, A)
+    lanes = [each.at(slot, "").lanes for each in (first, place) for slot in range(2)]
+    assert lanes == [range(2), range(2, 4), range(4, 6), range(6, 8)]
 
 
 @pytest.mark.parametrize(
-    "action",
+    "order",
     [
-        events.Launch(plan=PLAN),
-        events.Reform(plan=PLAN),
-        events.Park(plan=PLAN),
-        events.Halt(generation=14, save=True, within_s=60.0, reason="stopped by an operator"),
-        events.Kill(slot=1, cause="stopped in rollout for 12.0 s (budget 10.0 s)", sign=Sign.STOPPED),
+        Launch(place=place_of(PLAN, C)),
+        Reform(place=place_of(PLAN, C)),
+        Park(generation=14, endpoint="10.0.0.1:40123", reason="held"),
+        Halt(generation=14, save=True, within_s=60.0, reason="stopped by an operator"),
+        Kill(slot=1, cause="stopped in rollout for 12.0 s (budget 10.0 s)", sign=Sign.STOPPED),
     ],
 )
-def test_every_action_for_the_agent_survives_the_wire(action: events.Action) -> None:
-    order = wire.order_of(action, C)
-    assert order is not None
+def test_every_order_survives_the_wire(order: Order) -> None:
     line = wire.encode(order)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert wire.decode(line) == order
 
 
-def test_actions_on_the_store_are_not_for_the_agent() -> None:
-    assert wire.order_of(events.KeepAlive(), A) is None
+def test_actions_on_the_store_do_not_travel_to_the_agent() -> None:
+    assert "KeepAlive" not in wire.KINDS
 
 
 def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> None:
@@ -74,8 +74,8 @@ def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> No
 
 
 def test_a_newer_versions_extra_field_is_passed_over() -> None:
-    plain = json.loads(wire.encode(wire.Kill(slot=1, cause="x", sign=Sign.STOPPED)))
-    assert wire.decode(json.dumps({**plain, "mercy": True}).encode()) == wire.Kill(slot=1, cause="x", sign=Sign.STOPPED)
+    plain = json.loads(wire.encode(Kill(slot=1, cause="x", sign=Sign.STOPPED)))
+    assert wire.decode(json.dumps({**plain, "mercy": True}).encode()) == Kill(slot=1, cause="x", sign=Sign.STOPPED)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_newer_versions_extra_field_is_passed_over() -> None:
         (b"{", "not JSON"),
         (b'{"v":1,"is":"Kill"}', "another protocol"),
         (b"[]", "another protocol"),
-        (b'{"v":2,"is":"Os.system"}', "unknown message"),
-        (b'{"v":2,"is":"Kill","slot":"first","cause":"x"}', "slot"),
-        (b'{"v":2,"is":"Kill","slot":1}', "cause"),
+        (b'{"v":3,"is":"Os.system"}', "unknown message"),
+        (b'{"v":3,"is":"Kill","slot":"first","cause":"x"}', "slot"),
+        (b'{"v":3,"is":"Kill","slot":1}', "cause"),
     ],
 )
 def test_what_is_not_the_protocol_is_refused_with_a_sentence(line: bytes, says: str) -> None:
@@ -95,12 +95,11 @@ def test_what_is_not_the_protocol_is_refused_with_a_sentence(line: bytes, says: 
 
 
 def test_an_order_to_a_worker_survives_its_socket() -> None:
-    place = seat.Assignment(
-        generation=14, born=12, rank=2, world=4, slot=0, slots=2, lanes=(4, 6), all_lanes=8, resume=1260, rung=1,
-        endpoint="[::1]:40123", prefix="g14/", nodes=("a", "a", "c", "c"),
-        reason=PLAN.reason,
+    place = Place(
+        generation=14, born=12, rank=2, world=4, slot=0, slots=2, all_lanes=8, resume=1260, rung=Rung.REFORM,
+        endpoint="[::1]:40123", nodes=("a", "a", "c", "c"), reason=PLAN.reason,
     )  # fmt: skip
-    for order in (place, seat.Park(generation=15), seat.Halt(generation=15, save=True, within_s=1.5)):
+    for order in (place, Park(generation=15), Halt(generation=15, save=True, within_s=1.5)):
         assert seat.read(json.loads(seat.write(order))) == order
     assert seat.read({**json.loads(seat.write(place)), "role": "train"}) == place, "as agents before this one wrote it"
     assert (place.host, place.port) == ("::1", 40123)
@@ -120,10 +119,10 @@ def test_a_process_without_an_agent_is_told_so() -> None:
 
 
 def test_a_commit_survives_both_wires() -> None:
-    order = Committed(step=1280, manifest="step-00001280", generation=14)
-    assert wire.decode(wire.encode(order)) == order
-    line = json.loads(seat.news(seat.Committed(step=1280, manifest="step-00001280", generation=14)))
-    assert line == {"is": "Committed", "step": 1280, "manifest": "step-00001280", "generation": 14}
+    commit = Commit(step=1280, manifest="step-00001280", generation=14)
+    assert wire.decode(wire.encode(commit)) == commit
+    line = json.loads(seat.write(commit))
+    assert line == {"is": "Commit", "step": 1280, "manifest": "step-00001280", "generation": 14, "written": 0.0}
 
 
 def test_an_agent_that_is_not_understood_is_asked_ever_more_rarely(tmp_path: Path) -> None:

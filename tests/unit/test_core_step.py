@@ -136,7 +136,7 @@ class Life:
                 return f"{text} if {a}/{b}/{c}: {p.reason}"
             case events.Commit(step=s, generation=g, if_plan=a, if_commit=b):
                 return f"Commit step {s} under {g} if {a}/{b}"
-            case events.Launch(plan=p) | events.Reform(plan=p) | events.Park(plan=p):
+            case events.Launch(place=p) | events.Reform(place=p) | (events.Park() as p):
                 return f"{type(action).__name__} {p.generation}"
             case events.Halt(save=save, reason=reason):
                 return f"Halt{' and save' if save else ''}: {reason}"

@@ -3,13 +3,14 @@
 import io
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from elasticrl.agent import seat, wire
+from elasticrl.agent import seat
 from elasticrl.agent.pool import Process
-from elasticrl.core.events import Launch
 from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.orders import Place, place_of
 from elasticrl.daemon.secret import run_of
 from elasticrl.telemetry import events
 from elasticrl.telemetry.log import set_up
@@ -45,11 +46,7 @@ def test_a_run_is_told_by_its_stores_secret_and_does_not_give_it_away() -> None:
 
 def test_a_worker_finds_the_run_in_its_environment() -> None:
     plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=3),), lanes=2, endpoint="10.0.0.1:4")
-    order = wire.order_of(Launch(plan=plan), N0, "5d0c9e1f")
-    assert order is not None
-    sent = wire.decode(wire.encode(order))
-    assert isinstance(sent, wire.Launch)
-    place = seated(sent.gang)
+    place = seated(replace(place_of(plan, N0), run="5d0c9e1f"))
     assert events.names({"ELASTICRL_JOB": "j", "ELASTICRL_NODE": "n0"} | seat.rank_env(place)) == {
         "job": "j",
         "run": "5d0c9e1f",
@@ -58,7 +55,7 @@ def test_a_worker_finds_the_run_in_its_environment() -> None:
     assert events.names({}) == {}
 
 
-def seated(gang: wire.Gang) -> seat.Assignment:
+def seated(place: Place) -> Place:
     """What a process reads when it gets its rank."""
     ours, theirs = socket.socketpair()
     nowhere, none = Path("/nonexistent"), cast(Any, None)
@@ -67,7 +64,7 @@ def seated(gang: wire.Gang) -> seat.Assignment:
             number=1, pid=0, pidfd=-1, started=0, context=none, channel=ours, page=none, error_file=nowhere, log=nowhere,
             first_log=nowhere, witness=nowhere, parent=0,
         )  # fmt: skip
-        process.assign(gang, 0, nowhere)
+        process.assign(place.at(0, str(nowhere)))
         order = seat.read(json.loads(theirs.recv(65536)))
-    assert isinstance(order, seat.Assignment)
+    assert isinstance(order, Place)
     return order

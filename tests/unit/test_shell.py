@@ -57,13 +57,13 @@ class Hand:
 
     async def perform(self, action: Action) -> bool:
         match action:
-            case Launch(plan=plan):
+            case Launch(place=plan):
                 self.say(
                     work=Work.TRAINING, generation=plan.generation, born=plan.generation, step=plan.resume, exit=None
                 )
-            case Reform(plan=plan):
+            case Reform(place=plan):
                 self.say(work=Work.TRAINING, generation=plan.generation)
-            case Park(plan=plan):
+            case Park() as plan:
                 self.say(work=Work.PARKED, generation=plan.generation)
             case Halt(generation=generation):
                 self.say(work=Work.NONE, generation=generation, born=0)
