@@ -403,12 +403,12 @@ def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
         "--nodes",
         ends,
         "--within",
-        "25",
+        "90",
         "--me",
     ]
     running = [subprocess.Popen([*command, me], stdout=subprocess.PIPE, text=True) for me in "ab"]
     try:
-        answers = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+        answers = [json.loads(process.communicate(timeout=240)[0]) for process in running]
     finally:
         for process in running:
             process.kill()
