@@ -137,13 +137,13 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "another rank failed earlier", depth=1, soft=True,
     ),
     Sign.NODE_GONE: Meaning(
-        Fault.DEAD_NODE, _HIGH, "went away",
-        "Look at the node's power, kernel log and console; if it runs, at its daemon (systemctl status elasticrl), which may "
-        "stand still. The job goes on where enough are left, and takes it back when elasticrl runs there again.",
+        Fault.DEAD_NODE, _HIGH, "stopped responding",
+        "Check the node's power, kernel log and console. If it is up, check its daemon (systemctl status elasticrl): it may "
+        "hang. The job continues if enough nodes are left, and takes the node back when elasticrl runs there again.",
         "its daemon is heard by other nodes (then the path to it is at fault)", depth=1,
     ),
     Sign.UNHEARD: Meaning(
-        Fault.NETWORK, _HIGH, "lives, and its peers do not hear it",
+        Fault.NETWORK, _HIGH, "is up, but its peers receive nothing from it",
         "Check its link, switch port, cable and firewall, and the route to it (ip -s link, ethtool); the store was reached "
         "another way, or later.",
         "its daemon stood still meanwhile: then its host is at fault, not the way to it",

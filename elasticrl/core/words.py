@@ -6,16 +6,16 @@ from typing import Any, Final
 SPACES: Final = "\u00a0\u202f\u3000"  # which steer nothing, and are no more printable than what does
 BAR: Final = 24  # characters
 ENDS: Final = {  # after which a node's daemon runs; with how long ago that was
-    "handed": "its daemon was restarted{}; its workers went on",
-    "died": "its daemon died and was started again{}; its workers went on",
-    "killed": "started again{}: all of its processes had died, and the machine had not been down",
-    "rebooted": "started again{}: the machine had been down",
+    "handed": "daemon restarted{}; its workers kept running",
+    "died": "daemon died and was restarted{}; its workers kept running",
+    "killed": "restarted{} after all its processes had died (the machine stayed up)",
+    "rebooted": "restarted{} after the machine was down",
 }
-HOW: Final = {  # a fault was over, by the rung of the plan that answered it
-    "reform": " by forming anew",
-    "replace": " by a fresh worker",
-    "restart": " by starting all workers afresh",
-    "reload": " by going back to the disk",
+HOW: Final = {  # what recovered a job, by the rung of the plan that answered the fault
+    "reform": "workers formed a new group in place",
+    "replace": "a warm process took over",
+    "restart": "all workers were restarted",
+    "reload": "all workers went back to the checkpoint on disk",
 }
 
 
@@ -55,16 +55,16 @@ def some(names: Sequence[str]) -> str:
 def notes(row: Mapping[str, Any], *, ages: bool) -> Iterator[str]:
     """What is to be said of a node in the status; with ages, since when.
 
-    >>> list(notes({"state": "gone", "beat_s": 83.0, "note": "its lease ran out"}, ages=True))
-    ['its lease ran out (83 s ago)']
+    >>> list(notes({"state": "gone", "beat_s": 83.0, "note": "its lease expired"}, ages=True))
+    ['its lease expired (83 s ago)']
     >>> list(notes({"state": "training", "taken_s": 5.0, "taken": "died", "note": ""}, ages=True))
-    ['its daemon died and was started again 5.0 s ago; its workers went on']
+    ['daemon died and was restarted 5.0 s ago; its workers kept running']
     """
     since = f" ({ago(row['beat_s'])} ago)" if ages and row["state"] == "gone" and row.get("beat_s") is not None else ""
     if row["note"]:
         yield row["note"] + since
     elif (taken_s := row.get("taken_s")) is not None:
-        yield ENDS.get(row.get("taken", ""), "started again{}").format(f" {ago(taken_s)} ago" if ages else "")
+        yield ENDS.get(row.get("taken", ""), "restarted{}").format(f" {ago(taken_s)} ago" if ages else "")
 
 
 def ago(seconds: float | None) -> str:
@@ -108,11 +108,11 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
 
     >>> last = {"said": "n03: rank 1 died", "seconds": 0.21, "steps": 0, "rung": "replace"}
     >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
-    '2 faults in 2 h 2 m (one in 61 m); the last 41 s ago, over in 0.21 s by a fresh worker, no step lost: n03: rank 1 died'
+    '2 faults in 2 h 2 m (one every 61 m). Last fault 41 s ago: n03: rank 1 died. Recovered in 0.21 s (a warm process took over); no steps lost.'
     >>> past({"uptime_s": 740.0, "faults": 0})
     'no fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})
-    'the first fault in 12 m is being answered'
+    'recovering from the first fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING", "orderly": True})
     'no fault in 12 m'
     """
@@ -123,14 +123,31 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
         recovers = picture.get("state") == "RECOVERING" and not picture.get("orderly")
-        return f"the first fault{since} is being answered" if recovers else f"no fault{since}"
-    often = [f"one in {ago(picture['mtbf_s'])}"] if ages and faults > 1 else []
+        return f"recovering from the first fault{since}" if recovers else f"no fault{since}"
+    often = [f"one every {ago(picture['mtbf_s'])}"] if ages and faults > 1 else []
     aside = f" ({', '.join([*often, *stops])})" if often or stops else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
-    trains = picture.get("state") in {"TRAINING", "GROWING"}
-    took = "" if not last.get("lasts") else ", over" if trains else ", not over"
-    if last["seconds"] is not None:
-        took = f", over in {last['seconds']:.2f} s{HOW.get(last.get('rung', ''), '')}"
+    return (
+        f"{count(faults, 'fault')}{since}{aside}. Last fault{when}: {ended(last['said'])}{_how_it_ended(picture, last)}"
+    )
+
+
+def ended(sentence: str) -> str:
+    """With a full stop.
+
+    >>> ended("rank 1 died"), ended("rank 1 died.")
+    ('rank 1 died.', 'rank 1 died.')
+    """
+    return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def _how_it_ended(picture: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     lost = last.get("steps")
-    cost = "" if lost is None else f", {count(lost, 'step') if lost else 'no step'} lost"
-    return f"{count(faults, 'fault')}{since}{aside}; the last{when}{took}{cost}: {last['said']}"
+    cost = "" if lost is None else f"{count(lost, 'step') if lost else 'no steps'} lost"
+    if last["seconds"] is not None:
+        how = HOW.get(last.get("rung", ""), "")
+        return ended(f" Recovered in {last['seconds']:.2f} s{f' ({how})' if how else ''}{f'; {cost}' if cost else ''}")
+    state = ""
+    if last.get("lasts"):
+        state = " Training again." if picture.get("state") in {"TRAINING", "GROWING"} else " Not recovered yet."
+    return f"{state} {cost[0].upper()}{cost[1:]}." if cost else state

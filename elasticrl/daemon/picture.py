@@ -351,7 +351,7 @@ def row(
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
-        note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
+        note = "; ".join(filter(None, (note, "gets no beats from " + ", ".join(record.suspects))))
     fresh = record.phase == LOADING  # a process that takes a place: how old its beat is says nothing
     formed = record.phase == MEETING and record.work is Work.TRAINING  # its record was written in just that moment
     return Row(
@@ -374,7 +374,7 @@ def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: fl
     """The line of a node that has gone without a word."""
     member = missing.member
     kept_out = quarantines.get(member.node)
-    why = kept_out.reason if kept_out and kept_out.member == member else "its lease ran out"
+    why = kept_out.reason if kept_out and kept_out.member == member else "its lease expired"
     return Row(node=member.node, member=str(member), state="gone", beat_s=age(missing.at, now), note=why)
 
 
@@ -386,7 +386,7 @@ def drained(plan: Plan | None, drains: Mapping[str, Member]) -> list[Member]:
 
 def drained_row(member: Member) -> Row:
     """Its line, until there is another plan."""
-    note = "by an operator; it comes back when elasticrl is started there"
+    note = "drained by an operator; comes back when elasticrl is started there"
     return Row(node=member.node, member=str(member), state="drained", note=note)
 
 
@@ -432,11 +432,11 @@ def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> It
     """What to do about those who are missing."""
     if not names:
         return
-    holds = "; if one more goes before that, the job has to wait" if training and seated == needs else ""
+    holds = ". If another node goes first, the job has to wait" if training and seated == needs else ""
     subject, it, node = (
         (f"{names[0]} is", "it", names[0]) if len(names) == 1 else (f"{', '.join(names)} are", "one", "NODE")
     )
-    yield f"{subject} gone: start elasticrl there again{holds}. If {it} is not to come back: elasticrl drain {node}."
+    yield f"{subject} gone: start elasticrl there again{holds}. If {it} will not come back: elasticrl drain {node}."
 
 
 def barely(
@@ -448,10 +448,10 @@ def barely(
         return
     if left:
         was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
-        yield f"{was} drained: if one more goes, the job has to wait. Start elasticrl on {one} again, or on another node."
+        yield f"{was} drained. If another node goes, the job has to wait. Start elasticrl on {one} again, or on another node."
     elif past is not None and past.most > needs:
         few = f"The job has {count(needs, 'node')} left of {past.most}, and needs {needs}"
-        yield f"{few}: if one more goes, it has to wait. Start elasticrl on another node."
+        yield f"{few}. If another node goes, the job has to wait. Start elasticrl on another node."
 
 
 def rollout_row(rollout: Rollout) -> Row:
@@ -498,12 +498,12 @@ def advice(
         if row.state == "quarantined"
     ]
     said += [
-        f"{row.node} cannot get its workers ready ({row.note}). Their logs lie on it, under telemetry.log_dir. It tries on."
+        f"{row.node} cannot get its workers ready ({row.note}). Their logs are on that node, under telemetry.log_dir. It keeps trying."
         for row in rows
         if row.state == "warming up" and row.note
     ]
     said += [
-        f"The daemon of {row.node} died and was started again; its workers went on. Why: the end of its log (journalctl -u "
+        f"The daemon of {row.node} died and was restarted; its workers kept running. The end of its log says why (journalctl -u "
         "elasticrl, or NODE.daemon.log of elasticrl run)."
         for row in rows
         if row.taken == "died" and row.taken_s is not None
@@ -528,13 +528,13 @@ def advice(
         )
         said.append(f"The job is paused. Go on: elasticrl resume.{kept}")
     if view.leader is None and rows and not over:
-        said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
+        said.append("No node leads. If this lasts longer than a lease, check etcd: elasticrl doctor --config FILE.")
     if over and view.plan and by_policy(view.plan):
         said.append(
-            "The job stopped for one fault, as the policy says. Mend what broke it, start again: it goes on from there."
+            "The job stopped at this fault because the policy says so. Fix the cause and start the job again: it resumes there."
         )
     elif over and view.plan and view.plan.exit_code == Outcome.CRASH_LOOP.value:
         said.append(
-            "It failed again and again without getting on. Read the log of the rank it names, mend it, start again."
+            "The job failed repeatedly without progress. Read the log of the rank named above, fix the cause, start again."
         )
     return tuple(said)

@@ -110,5 +110,5 @@ def test_what_a_program_says_changes_no_decision_and_no_picture(said: str) -> No
     seen = picture("toy", view, {"n0": Record(member=N0, work=Work.JOINING, generation=3)}, {}, needs=1)
     assert (seen.state, seen.orderly) == ("RECOVERING", False)
     assert [row.state for row in seen.rows if row.node == "n1"] == ["gone"]
-    assert "is being answered" in past({"uptime_s": 9.0, "faults": 0, "state": seen.state, "orderly": seen.orderly})
+    assert "recovering from" in past({"uptime_s": 9.0, "faults": 0, "state": seen.state, "orderly": seen.orderly})
     assert keys.load(Plan, keys.dump(plan), "plan") == plan

@@ -404,7 +404,7 @@ def test_a_vault_that_answers_elsewhere_is_told_to_all_once_the_gang_trains():
     assert proposed("n01:7000") == []
     (line,) = proposed("n01:7999")
     assert line.startswith("Propose 2 train REFORM [n00/1:1 n01/1:1]")
-    assert "the vault of n01/1 answers at another port" in line
+    assert "the vault of n01/1 moved to another port" in line
 
 
 def test_a_plan_for_another_reason_says_where_each_vault_and_daemon_is_now():

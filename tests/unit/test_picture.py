@@ -129,7 +129,7 @@ def test_a_node_whose_workers_never_get_ready_is_named_with_the_reason():
     found = picture("ppo", View(), {"n0": Record(member=Member(node="n0", incarnation=1), problem=why)}, {}, needs=1)
     assert (found.rows[0].state, found.rows[0].note) == ("warming up", why)
     assert found.advice[0] == (
-        f"n0 cannot get its workers ready ({why}). Their logs lie on it, under telemetry.log_dir. It tries on."
+        f"n0 cannot get its workers ready ({why}). Their logs are on that node, under telemetry.log_dir. It keeps trying."
     )
 
 
@@ -243,7 +243,7 @@ def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
         ).advice
 
     (line,) = advice(3, 2)
-    assert line.startswith("The job has 2 nodes left of 3, and needs 2: if one more goes, it has to wait.")
+    assert line.startswith("The job has 2 nodes left of 3, and needs 2. If another node goes, the job has to wait.")
     assert advice(2, 2) == advice(3, 1) == ()
 
 
@@ -289,17 +289,19 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
             .split(maxsplit=2)[2:]
         )
 
-    assert note(1012.0) == ["its daemon died and was started again 12 s ago; its workers went on"]
+    assert note(1012.0) == ["daemon died and was restarted 12 s ago; its workers kept running"]
     died = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=1000.0, taken="died")
     of = {
         now: picture("ppo", View(plan=plan, leader=N0), {"n0": died}, {}, needs=1, now=now).advice
         for now in (1012.0, 1700.0)
     }
-    assert of[1012.0][0].startswith("The daemon of n0 died and was started again; its workers went on. Why: the end of")
+    assert of[1012.0][0].startswith(
+        "The daemon of n0 died and was restarted; its workers kept running. The end of its log says why"
+    )
     assert of[1700.0] == ()
-    assert note(1012.0, taken="handed") == ["its daemon was restarted 12 s ago; its workers went on"]
+    assert note(1012.0, taken="handed") == ["daemon restarted 12 s ago; its workers kept running"]
     (killed,) = note(1012.0, taken="killed")
-    assert killed == "started again 12 s ago: all of its processes had died, and the machine had not been down"
+    assert killed == "restarted 12 s ago after all its processes had died (the machine stayed up)"
     assert note(1700.0) == note(1012.0, taken_at=0.0) == []
 
 
@@ -378,13 +380,13 @@ def test_who_was_drained_stays_in_the_table_until_the_next_plan():
     leaves = Cause(why=Why.LEFT, who=(n2,))
     left = seen(leaves)
     assert (left.nodes, left.known, left.rows[2].state, left.advice) == (2, 3, "drained", ())
-    assert left.rows[2].note == "by an operator; it comes back when elasticrl is started there"
+    assert left.rows[2].note == "drained by an operator; comes back when elasticrl is started there"
     other = Cause(why=Why.LEFT, who=(replace(n2, incarnation=11),))
     assert seen(other).known == seen(Cause(why=Why.SILENT, who=(n2,), nodes=("n0",))).known == 2
     still = seen(leaves, n2=Record(member=n2, leaving=True))
     assert still.rows[2].state == "leaving", "it is still there"
     (said,) = seen(leaves, needs=2).advice
-    assert said.startswith("n2 was drained: if one more goes, the job has to wait.")
+    assert said.startswith("n2 was drained. If another node goes, the job has to wait.")
 
 
 def test_who_died_and_is_back_has_power():
@@ -501,7 +503,7 @@ def test_a_crash_loop_is_advised_on_until_it_is_begun_again():
     plan = replace(STOPPED, exit_code=70, verdict=None)
     ended = picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, needs=1)
     again = picture("ppo", View(plan=plan), {"n0": Record(member=replace(N0, incarnation=2))}, {}, needs=2)
-    assert "The job stopped for one fault" in ended.advice[-1]
+    assert "The job stopped at this fault" in ended.advice[-1]
     assert again.advice[0] == "1 more node is needed: start elasticrl there."
     assert not [text for text in again.advice if "stopped" in text]
 
@@ -523,7 +525,7 @@ def test_who_was_drained_may_be_the_one_that_is_missed_next():
 
     n2 = {"n2": Member(node="n2", incarnation=1)}
     assert advice(2, n2) == (
-        "n2 was drained: if one more goes, the job has to wait. Start elasticrl on it again, or on another node.",
+        "n2 was drained. If another node goes, the job has to wait. Start elasticrl on it again, or on another node.",
     )
     assert advice(2, {}) == (), "so many were configured"
     assert advice(1, n2) == ()

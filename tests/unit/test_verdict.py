@@ -278,8 +278,10 @@ def test_nodes_that_go_at_one_stroke_are_all_named() -> None:
 
     both = judge([gone("n3", 50.0), gone("n2", 50.04)])
     assert both.nodes == ("n2", "n3")
-    assert both.said == "n2 and n3 went away (n3: is not heard by n0)"
-    assert judge([gone("n3", 50.0), gone("n2", 53.0)]).said == "n3 went away (is not heard by n0)", "another fault"
+    assert both.said == "n2 and n3 stopped responding (n3: is not heard by n0)"
+    assert judge([gone("n3", 50.0), gone("n2", 53.0)]).said == "n3 stopped responding (is not heard by n0)", (
+        "another fault"
+    )
 
 
 def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_part_of_its_end() -> None:
