@@ -106,9 +106,9 @@ def bar(done: int, steps: int) -> str:
 def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     """What befell the job so far; empty if that is not known.
 
-    >>> last = {"said": "n03: rank 1 died", "seconds": 0.21, "steps": 0, "rung": "replace"}
+    >>> last = {"said": "n03: rank 1 died", "seconds": 0.21, "steps": 0, "rung": ""}
     >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
-    '2 faults in 2 h 2 m (one every 61 m). Last fault 41 s ago: n03: rank 1 died. Recovered in 0.21 s (a warm process took over); no steps lost.'
+    '2 faults in 2 h 2 m (one every 61 m). Last fault 41 s ago: n03: rank 1 died. Recovered in 0.21 s; no steps lost.'
     >>> past({"uptime_s": 740.0, "faults": 0})
     'no fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})

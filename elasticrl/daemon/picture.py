@@ -498,13 +498,14 @@ def advice(
         if row.state == "quarantined"
     ]
     said += [
-        f"{row.node} cannot get its workers ready ({row.note}). Their logs are on that node, under telemetry.log_dir. It keeps trying."
+        f"{row.node} cannot get its workers ready ({row.note}). Their logs are on that node, under "
+        "telemetry.log_dir. It keeps trying."
         for row in rows
         if row.state == "warming up" and row.note
     ]
     said += [
-        f"The daemon of {row.node} died and was restarted; its workers kept running. The end of its log says why (journalctl -u "
-        "elasticrl, or NODE.daemon.log of elasticrl run)."
+        f"The daemon of {row.node} died and was restarted; its workers kept running. The end of its log says why "
+        "(journalctl -u elasticrl, or NODE.daemon.log of elasticrl run)."
         for row in rows
         if row.taken == "died" and row.taken_s is not None
     ]
