@@ -1,6 +1,11 @@
 import sys
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is: those that look for slowness count what they computed.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)

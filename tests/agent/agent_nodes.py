@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import patience
+
 from elasticrl.agent import link, wire
 from elasticrl.agent.beats import Page
 from elasticrl.agent.spec import Spec, environment
@@ -75,7 +77,7 @@ class Node:
     async def until(self, true: Callable[[wire.Report], bool], within_s: float = 30.0) -> wire.Report:
         """The first report from now on (the present one included) of which this holds."""
         seen = max(0, len(self.reports) - 1)
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while True:
             while seen < len(self.reports):
                 if true(self.reports[seen][1]):
@@ -153,7 +155,7 @@ async def training(nodes: Sequence[Node], generation: int, within_s: float = 30.
 async def stepping(node: Node, step: int, within_s: float = 30.0) -> int:
     """Wait for a sealed step, straight from the beats; returns the one that was seen."""
     pages = [Page(Path(worker.beat)) for worker in node.now.workers]
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + patience(within_s)
     while True:
         seen = min(beat.step if (beat := page.read()) else 0 for page in pages)
         if seen >= step:

@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 
+from patience import patience
+
 from elasticrl.agent.parent import Led
 
 
@@ -24,7 +26,7 @@ def test_the_end_of_the_last_who_sees_to_a_process_is_told_and_nobody_elses():
         await asyncio.sleep(0)
         assert not told.is_set()
         end(second)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             await told.wait()
         told.clear()
         led.by(())

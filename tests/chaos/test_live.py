@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from patience import patience
 
 from chaos import faults
 from chaos.faults import ALL, IN_A_REFORM, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
@@ -265,7 +266,7 @@ def test_the_job_says_of_every_place_in_a_step_that_it_is_there(program: Path, t
             (history / f"n0.go.{token}").touch()
             (history / "n0.new").write_text(json.dumps({"do": "wait", "place": place, "token": token, "step": 3}))
             (history / "n0.new").replace(history / "n0.order")
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + patience(60.0)
             while not lines.exists() or f'"token": {token}}}' not in lines.read_text():
                 assert job.poll() is None, (tmp_path / "log").read_text()[-2000:]
                 assert time.monotonic() < deadline, f"the job never came to {place!r}"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from patience import patience
 
 from chaos.live.local import SCRIPT
 
@@ -80,7 +81,7 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - the tests may run under nohup
         )  # fmt: skip
         try:
-            deadline = time.monotonic() + 120.0
+            deadline = time.monotonic() + patience(120.0)
             while len((folder / "history").read_text().splitlines()) < 40:
                 assert run.poll() is None, (folder / "said").read_text()
                 assert time.monotonic() < deadline, (folder / "said").read_text()
@@ -119,7 +120,7 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
                 assert time.monotonic() < deadline, (folder / "said").read_text()
                 time.sleep(0.1)
             run.send_signal(number)
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + patience(60.0)
             while run.poll() is None:  # a further one broke the end: daemons, agents and etcd were left
                 assert time.monotonic() < deadline, (folder / "said").read_text()
                 time.sleep(0.3)
@@ -130,7 +131,9 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
         finally:
             run.kill()
             run.wait()
-    deadline = time.monotonic() + 5.0  # an agent whose main thread has ended takes a moment to give its memory back
+    deadline = time.monotonic() + patience(
+        5.0
+    )  # an agent whose main thread has ended takes a moment to give its memory back
     while (left := speaking_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
@@ -188,14 +191,14 @@ def test_a_run_that_is_killed_leaves_nothing_for_long(folder: Path) -> None:
     environ = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
     with (folder / "said").open("wb") as said:
         run = subprocess.Popen(command, stdout=said, stderr=said, env=environ, start_new_session=True)
-        deadline = time.monotonic() + 90.0
+        deadline = time.monotonic() + patience(90.0)
         while len((folder / "history").read_text().splitlines()) < 40:
             assert run.poll() is None, (folder / "said").read_text()
             assert time.monotonic() < deadline, (folder / "said").read_text()
             time.sleep(0.1)
         run.kill()
         run.wait()
-    deadline = time.monotonic() + 100.0
+    deadline = time.monotonic() + patience(100.0)
     while (left := speaking_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
@@ -228,7 +231,7 @@ def test_a_run_that_is_killed_while_its_daemon_starts_leaves_none(folder: Path) 
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert done.stdout.strip().isdecimal()
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + patience(15.0)
         while (left := speaking_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == [], (folder / "said").read_text()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from patience import patience
 from structlog.testing import CapturingLogger
 
 from chaos.live.local import SCRIPT
@@ -78,7 +79,7 @@ def heard(said: CapturingLogger, name: str) -> list[dict[str, object]]:
 
 
 async def until(claim: Callable[[], bool], task: "asyncio.Task[None]", within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + patience(within_s)
     while not claim():
         assert not task.done(), task.exception()
         assert time.monotonic() < deadline
@@ -264,7 +265,7 @@ def test_an_agent_that_does_not_hear_that_it_shall_end_ends_with_all_below_it(fo
                 await after.quit("the test is over", 20.0)
                 assert heard(said, "agent.killed") == [], "it was asked to end, and did"
             assert not started_at(agent)
-            deadline = time.monotonic() + 5.0  # the kernel ends what is below it
+            deadline = time.monotonic() + patience(5.0)  # the kernel ends what is below it
             while processes("elasticrl.agent", folder) and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             assert processes("elasticrl.agent", folder) == []
@@ -325,7 +326,7 @@ def test_what_dies_beside_the_daemons_loop_is_said_while_it_goes_on(folder: Path
             raise ValueError("a bug in what sends beats")
 
         async with background(fails(), "beats", said), background(asyncio.sleep(60), "vault", said):
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + patience(10.0)
             while not heard(said, "bug"):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
@@ -383,7 +384,7 @@ class Broken:
         return [line for line in lines if line["event"] == name]
 
     def until(self, claim: Callable[[], object], within_s: float = 30.0) -> None:
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             assert time.monotonic() < deadline, (self.folder / "said").read_text()
             time.sleep(0.05)  # between looks, up to the deadline

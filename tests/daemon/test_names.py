@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from patience import patience
 
 from chaos.live.local import Job
 
@@ -68,7 +69,7 @@ def test_a_daemon_that_comes_back_at_another_address_is_not_its_own_rival() -> N
 def test_of_two_that_begin_at_one_moment_one_goes_and_the_other_trains(machines: tuple[Job, Job]) -> None:
     for job in machines:
         job.start("n0")
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + patience(60.0)
     while all(job.daemons["n0"].poll() is None for job in machines):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from patience import patience
 
 from elasticrl.ppo import tiny
 
@@ -80,7 +81,7 @@ def said(folder: Path, command: str, *more: str) -> tuple[int, str]:
 
 
 def until(look: Callable[[], T | None], what: str) -> T:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while (found := look()) is None:
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
         time.sleep(0.1)

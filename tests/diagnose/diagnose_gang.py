@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from patience import patience
+
 from elasticrl.diagnose.process import state
 
 JOB = Path(__file__).with_name("diagnose_job.py")
@@ -48,7 +50,7 @@ def stop(pid: int) -> None:
 
 def until(true: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:
     """Wait for a condition, not for a time."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + patience(within_s)
     while not true():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.0005)

@@ -15,6 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from patience import patience
+
 from chaos.live.box import Box
 from chaos.live.lab import Lab
 from chaos.live.labjob import LabJob, send
@@ -113,7 +115,7 @@ class Bed:
     # ---- waiting
 
     def until(self, claim: Callable[[], object], within_s: float, what: str) -> None:
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             assert time.monotonic() < deadline, f"{what}: not within {within_s:.0f} s; {self.lacks()}"
             time.sleep(0.05)
@@ -241,7 +243,7 @@ class Bed:
         for pid in (daemon, *(pid for pid in pids if pid != daemon)):
             if pid:
                 send(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + patience(20.0)
         while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.live.daemons[node].wait(20.0)

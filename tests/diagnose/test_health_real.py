@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
@@ -79,7 +80,7 @@ def group() -> Iterator[Path]:
         except OSError:
             continue
         finally:
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + patience(5.0)
             while place.exists() and time.monotonic() < deadline:
                 with contextlib.suppress(OSError):  # its last process is on its way out
                     place.rmdir()

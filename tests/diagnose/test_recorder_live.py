@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from diagnose_gang import gang, stop, until
+from patience import patience
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.judge import judge
@@ -69,7 +70,7 @@ def test_a_stopped_rank_costs_the_deadline_and_no_other_ones_answer(tmp_path: Pa
         stop(workers[2])
         began = time.monotonic()
         dumps = collect(tmp_path, workers, within_s=1.0)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < patience(2.0)
     assert {rank: dump[-1].seq for rank, dump in dumps.items()} == {0: 4, 1: 4}
 
 
@@ -86,7 +87,7 @@ def test_who_has_no_recorder_or_is_gone_does_not_hold_up_the_others(tmp_path: Pa
         assert process.stdout.readline() == b"at\n"
         began = time.monotonic()
         assert collect(tmp_path, {0: process.pid, 1: gone.pid}, within_s=20.0) == {0: ()}
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < patience(10.0)
     finally:
         process.kill()
         process.wait()
@@ -110,7 +111,7 @@ def test_an_older_question_that_is_heard_later_does_not_take_back_the_answer_to_
         assert process.stdout.readline() == b"at\n"
         older, newer = "1" * 24, "2" * 24
         assert ask(tmp_path, process.pid, newer)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + patience(20.0)
         while answered() != newer and time.monotonic() < deadline:
             time.sleep(0.01)  # between looks, up to the deadline
         assert ask(tmp_path, process.pid, older)

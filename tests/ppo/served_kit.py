@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patience import patience
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant, Limits
@@ -115,7 +116,7 @@ def gone(pid: int) -> bool:
 
 
 def until(claim: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + patience(within_s)
     while not claim():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
         time.sleep(0.01)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import patience
 from served_kit import LIMITS, SAMPLING, end, moved, pid_of, requests, same, service, until
 
 from elasticrl.config.training import Model
@@ -547,7 +548,7 @@ def test_who_never_proves_anything_is_sent_away(nodes):
         assert sock.recv(1 << 16), "the challenge"
         begun = time.monotonic()
         assert sock.recv(1) == b""
-        assert time.monotonic() - begun < 10.0
+        assert time.monotonic() - begun < patience(10.0)
     until(lambda: nodes[0].hello()["v"] == PROTOCOL, "the engine goes on")
     assert (nodes[0].home / SOCKET).exists()
 
@@ -561,7 +562,7 @@ def test_limits_keep_a_frozen_engine_from_costing_more_than_its_share(tmp_path, 
         begun = time.monotonic()
         assert same(trainer.engine.generate(requests(8, start=500), version=4), inline(actor, requests(8, start=500)))
         trainer.engine.publish(5)
-        assert time.monotonic() - begun < 15.0
+        assert time.monotonic() - begun < patience(15.0)
     finally:
         os.kill(frozen, signal.SIGCONT)
     trainer.engine.end()

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from patience import patience
 
 from elasticrl.agent.beats import Beat, Page
 from elasticrl.agent.gather import Beating, stall_of
@@ -297,7 +298,7 @@ def test_what_one_lane_s_endpoint_refuses_is_told_while_another_s_hangs(endpoint
     begun = time.monotonic()
     with pytest.raises(RewardError, match="refused with HTTP 422"):
         Endpoint(url=url, timeout_s=1.5, deadline_s=20, at_once=2).each([[answer(lane)] for lane in range(9)])
-    assert time.monotonic() - begun < 1.4
+    assert time.monotonic() - begun < patience(1.4)
     for thread in threading.enumerate():  # one is left behind, and sees its request time out
         if thread.name == "reward":
             thread.join(10)
@@ -325,7 +326,7 @@ def test_who_is_wanted_elsewhere_leaves_an_endpoint_that_hangs_and_asks_it_nothi
 
     with pytest.raises(GangError):
         Endpoint(url=url, retries=3, timeout_s=1.5, deadline_s=20, check=check).score([answer(0)])
-    assert time.monotonic() - begun < 1.4
+    assert time.monotonic() - begun < patience(1.4)
     for thread in threading.enumerate():  # the one that is left behind sees its request time out
         if thread.name == "reward":
             thread.join(10)
@@ -338,7 +339,7 @@ def test_all_that_is_asked_in_a_stage_has_one_deadline(endpoint):
     begun = time.monotonic()
     with pytest.raises(RewardError, match=r"timeouts\.phase\.reward"):
         Endpoint(url=url, retries=100, timeout_s=0.3, deadline_s=2.0, at_once=1).each([[answer(0)], [answer(1)]])
-    assert time.monotonic() - begun < 3.5, "the second lane had 2 s of its own"
+    assert time.monotonic() - begun < patience(3.5), "the second lane had 2 s of its own"
 
 
 def test_scores_reach_the_rewards_as_numbers():

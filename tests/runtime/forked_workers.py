@@ -11,6 +11,8 @@ import traceback
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
+from patience import patience
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
@@ -75,7 +77,7 @@ class Workers:
         chosen = list(range(world))
         for rank, worker in enumerate(chosen):
             self._all[1 + worker][1].send((function, (rank, world), kwargs))
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         found: dict[int, object] = {}
         awaited = set(chosen if answers is None else answers)
         while not awaited <= found.keys():

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 from forked_workers import PRELOAD
+from patience import patience
 from vault_nodes import Node
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
@@ -268,7 +269,7 @@ class Nodes:
 
     def until(self, claim: Callable[[], bool], what: str, within_s: float) -> None:
         """Wait, with a deadline, and say what the workers say if it passes or one of them ends."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             ended = [node for node, worker in self.workers.items() if worker.process.exitcode not in (None, 0)]
             assert not ended, f"{ended[0]} ended while waiting for {what}: {self.workers[ended[0]].text[-3000:]}"

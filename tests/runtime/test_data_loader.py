@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 from vault_nodes import until
 
 from elasticrl.runtime.data.audit import audit
@@ -129,7 +130,7 @@ def test_storage_that_hangs_is_named_within_the_deadline():
     began = time.monotonic()
     with pytest.raises(DataError, match=r"were not loaded within 0\.2 s: the storage hangs"):
         loader.fetch(0, range(4))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience(5)
     release.set()
     loader.close()
 

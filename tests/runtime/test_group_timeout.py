@@ -8,6 +8,7 @@ from threading import Event, Lock
 import pytest
 import torch
 import torch.distributed as dist
+from patience import patience
 
 from elasticrl.runtime import group
 from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt, Interrupted, StreamGroup, bounded
@@ -22,7 +23,7 @@ def test_a_collective_that_a_rank_never_enters_ends_with_the_timeout_that_was_se
     begin = time.monotonic()
     with pytest.raises(Broken, match="Timed out"):
         groups[0].allreduce([torch.ones(1)]).wait()  # rank 1 never comes
-    assert 0.9 < time.monotonic() - begin < 30.0
+    assert 0.9 < time.monotonic() - begin < patience(30.0)
     assert flag.meter.timeouts == 1  # what `ppo.comm` counts
 
 
@@ -31,7 +32,7 @@ def test_what_may_block_for_ever_is_given_up_after_its_limit() -> None:
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"meeting was not done within 0\.1 s"):
         bounded(Event().wait, "meeting", Interrupt(), limit_s=0.1)
-    assert time.monotonic() - begin < 5.0
+    assert time.monotonic() - begin < patience(5.0)
 
 
 class Card:
@@ -60,7 +61,7 @@ def test_a_collective_that_stands_on_a_card_ends_with_the_timeout(monkeypatch: p
     begin = time.monotonic()
     with pytest.raises(Broken, match="allreduce 7 of rank 0 was broken by a peer: Timed out after 0:00:01"):
         on_card(monkeypatch, flag).settle()
-    assert 0.9 < time.monotonic() - begin < 30.0
+    assert 0.9 < time.monotonic() - begin < patience(30.0)
     assert flag.meter.timeouts == 1
     assert waits == ["allreduce 7 of rank 0"]
 

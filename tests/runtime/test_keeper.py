@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from patience import patience
 from vault_nodes import cluster, holdings, ring, until
 
 from elasticrl.config.tree import Tree
@@ -89,7 +90,7 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         start = time.monotonic()
         keeper.await_copies(lambda: None)
         assert keeper.late
-        assert time.monotonic() - start < 3.0, "that is a seventh of vault.timeout"
+        assert time.monotonic() - start < patience(3.0), "that is a seventh of vault.timeout"
         assert "step 2.0 has too few copies" in told[-1]
         there.signal(signal.SIGCONT)
         until(lambda: keeper.vault.wait_copied(keeper.kept.ticket, 5) == 1, "the copy is there")
@@ -147,7 +148,7 @@ def test_where_copies_are_late_ones_own_seal_is_waited_for_all_the_same(tmp_path
         start = time.monotonic()
         keeper.await_copies(lambda: None)
         assert keeper.kept.ticket.done
-        assert time.monotonic() - start < 2.0, "and the copies for a moment only"
+        assert time.monotonic() - start < patience(2.0), "and the copies for a moment only"
         assert keeper.late
         keeper.close(over=False)
 
@@ -182,7 +183,7 @@ def test_a_server_that_hangs_as_a_generation_seals_its_first_state_holds_up_nobo
         node.signal(signal.SIGSTOP)
         start = time.monotonic()
         keeper.sealed("d")
-        assert time.monotonic() - start < 2.0, "that is a tenth of vault.timeout"
+        assert time.monotonic() - start < patience(2.0), "that is a tenth of vault.timeout"
         node.signal(signal.SIGCONT)
         until(lambda: {held.version for held in holdings([node])} == {Version(3)}, "what is of no use has gone")
         keeper.close(over=False)
@@ -241,7 +242,7 @@ def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tm
     kept = keeper.sealed(None)  # step 10 is due: its save begins
     assert kept is not None
     keeper.save_last(kept, lambda: None)
-    limit = time.monotonic() + 1.0  # the writer is warm: a second save would be through in a tenth of that
+    limit = time.monotonic() + patience(1.0)  # the writer is warm: a second save would be through in a tenth of that
     while time.monotonic() < limit:
         assert keeper.poll() == (), "it was saved a second time"
         time.sleep(0.02)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import patience
 from state_jobs import Job, Rollout, pinned, same
 from vault_nodes import Node, cluster, holdings, ring, until
 
@@ -135,7 +136,7 @@ def test_a_server_that_hangs_holds_up_no_snapshot(tmp_path: Path):
         began = time.monotonic()
         for step in range(1, 6):
             one(vault, step, content(torch.ones(1000))).wait_sealed(5)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < patience(1.5)
         assert sorted(held(node.directory)) == [3, 4, 5]
         node.signal(signal.SIGCONT)
         until(lambda: node.control.ask("status")["holdings"] == 3, "the server answers again")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.control import Control
@@ -26,7 +27,7 @@ KEY = "a key for tests, thirty-two bytes"
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
     """Wait for a condition, with a deadline."""
-    limit = time.monotonic() + timeout_s
+    limit = time.monotonic() + patience(timeout_s)
     while not condition():
         assert time.monotonic() < limit, f"not within {timeout_s} s: {what}"
         time.sleep(0.01)

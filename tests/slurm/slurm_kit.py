@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from patience import patience
+
 from chaos.live.proc import all_pids, command_line, parent
 from elasticrl.agent.parent import on_parents_death
 from elasticrl.store.embedded import free_ports
@@ -198,7 +200,7 @@ class Slurm:
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
         """Wait for something, or say where all is written down."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s; see {self.folder}"
             time.sleep(0.1)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from patience import patience
+
 from chaos.etcd import LocalCluster
 from elasticrl.store import Batch, Delete, Store, StoreSettings, open_store
 from elasticrl.store.memory import MemoryServer, MemoryStore
@@ -72,7 +74,7 @@ class Watcher:
 
     async def _wait(self, done: Any, within_s: float) -> None:
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(patience(within_s)):
                 while not done():
                     if self._task.done():
                         await self._task
@@ -188,6 +190,6 @@ async def until(true: Any, within_s: float = 10.0) -> float:
     """Wait for an awaitable condition, called again and again; return how long it took."""
     began = time.monotonic()
     while not await true():
-        assert time.monotonic() - began < within_s, f"not within {within_s} s"
+        assert time.monotonic() - began < patience(within_s), f"not within {within_s} s"
         await asyncio.sleep(0.01)
     return time.monotonic() - began

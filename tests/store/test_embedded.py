@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from patience import patience
 from store_kit import until
 
 from elasticrl.store import StoreSettings, StoreStart, open_store
@@ -94,7 +95,7 @@ async def test_one_that_ends_is_started_again_ever_more_rarely_and_its_last_word
     guard, told = Guard(etcd), list[str]()
 
     async def again() -> Process:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(patience(30.0)):
             while True:
                 wrong, process = await guard.look()
                 told.extend(filter(None, [wrong]))
@@ -104,7 +105,7 @@ async def test_one_that_ends_is_started_again_ever_more_rarely_and_its_last_word
 
     async def look(within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(patience(within_s)):
                 await again()
                 raise AssertionError("its disk is full")
 

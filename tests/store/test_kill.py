@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 from store_kit import Wire, delete, until, watching
 
 from chaos.etcd import LocalCluster
@@ -70,7 +71,7 @@ async def test_a_watch_outlives_kill_9_of_etcd_with_nothing_lost_and_nothing_twi
             before = len(watcher.seen)
             began = time.monotonic()
             await watcher.until(before + 20)
-            assert time.monotonic() - began < 4.0
+            assert time.monotonic() - began < patience(4.0)
             writer.cancel()
             last = (await store.get("n")).mod_revision
             await watcher._wait(lambda: watcher.seen[-1][2] >= last, 10)
@@ -188,7 +189,7 @@ async def test_a_transaction_whose_request_was_lost_is_ambiguous_too(client: str
         began = time.monotonic()
         with pytest.raises(StoreAmbiguous, match="DEADLINE_EXCEEDED"):
             await store.txn([Unchanged(key="count", revision=before)], [Put(key="count", value=b"2")])
-        assert time.monotonic() - began < 1.0  # one try, and no second
+        assert time.monotonic() - began < patience(1.0)  # one try, and no second
         wire.cut()
         assert (await store.get("count")).mod_revision == before
 

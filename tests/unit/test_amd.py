@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
@@ -159,7 +160,7 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
     begin = time.monotonic()
     (check,), _ = amd.gpus(tmp_path, str(program), within_s=0.3)
     assert (check.level, "no answer" in check.value) == (Level.WARN, True)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < patience(10)
 
 
 #: Holds whoever writes its number into a file: as one that waits in a dead driver, it does not end when it is killed.
@@ -189,7 +190,7 @@ def test_a_program_that_does_not_end_though_it_is_killed_is_left_alone_and_no_se
             assert holder.stdout.readline() == "ready\n"
             begin = time.monotonic()
             (check,), _ = amd.gpus(tmp_path, str(program), within_s=1.0)
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < patience(10)
             if holder.stdout.readline() != "held\n":
                 pytest.skip("this machine lets no process hold another one")
             assert (check.level, "no answer within 1 s" in check.value) == (Level.WARN, True)
@@ -199,7 +200,7 @@ def test_a_program_that_does_not_end_though_it_is_killed_is_left_alone_and_no_se
         finally:
             holder.kill()
     program.write_text("#!/bin/sh\necho '[]'\n")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while amd.gpus(tmp_path, str(program)) != ((), "amd-smi tells of no GPU"):
         assert time.monotonic() < deadline, "it has ended, and the next one is not asked"
         time.sleep(0.01)  # until the kernel has let go of it

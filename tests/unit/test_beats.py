@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
 from elasticrl.core.model import OUTSIDE
@@ -192,7 +193,7 @@ def test_a_reader_never_sees_a_torn_beat_of_a_running_writer(tmp_path: Path) -> 
     )
     page = Page(tmp_path / "page", create=True)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "page")]) as writer:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         seen = 0
         while seen < 2000 and time.monotonic() < deadline:
             beat = page.read()
@@ -241,7 +242,7 @@ def test_the_kernel_says_whether_a_process_is_stopped_and_when_it_started() -> N
         assert first is not None
         assert not first.stopped
         os.kill(process.pid, 19)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + patience(5)
         while not (now := life(process.pid)) or not now.stopped:
             assert time.monotonic() < deadline
         assert now.started == first.started

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs_kit import parse
+from patience import patience
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
@@ -248,14 +249,14 @@ def test_a_hostile_line_of_a_megabyte_takes_bounded_time(unit: str) -> None:
     data = (unit * (1_000_000 // len(unit))).encode()
     start = time.process_time()
     Parser().read(data + b"\n" + data[:5000])
-    assert time.process_time() - start < 3.0
+    assert time.process_time() - start < patience(3.0)
 
 
 def test_a_log_of_errors_only_takes_bounded_time() -> None:
     data = (LINE + "\n").encode() * 2_000
     start = time.process_time()
     assert len(Parser().read(data)) == 2_000
-    assert time.process_time() - start < 4.0
+    assert time.process_time() - start < patience(4.0)
 
 
 def test_a_healthy_log_is_read_at_memory_speed() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 from structlog.testing import CapturingLogger
 
 from elasticrl.config.tree import Tree
@@ -155,7 +156,7 @@ def test_a_node_lives_through_a_full_state_disk(tmp_path: Path) -> None:
         async with MemoryStore(namespace=keys.namespace("t")) as store:
             node = Node(state(), store, (), log=said, trace=trace)
             running = asyncio.create_task(node.run())
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(patience(10.0)):
                 while not (running.done() or await store.get(keys.member_key("n0"))):  # noqa: ASYNC110 - the store tells nobody
                     await asyncio.sleep(0.01)
             assert not running.done(), running.exception()

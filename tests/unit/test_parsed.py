@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.agent import wire
 from elasticrl.cli.lines import event_of
@@ -109,7 +110,7 @@ def test_no_value_at_any_key_ends_the_watch() -> None:
                 await store.txn((), [Put(key=key, value=text)])
         good = Record(member=Member(node="n02", incarnation=1), step=7)
         await store.txn((), [Put(key=keys.member_key("n02"), value=keys.dump(good))])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while not views or "n02" not in (views[-1].records or {}):
                 assert not watch.done(), watch.exception()
                 await asyncio.sleep(0)
@@ -129,7 +130,7 @@ def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_
         office = Office(store, me, sight, ttl_s=5.0, post=lambda _: None, clock=lambda: 0.0)
 
         async def until(holds: Callable[[], bool]) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience(10)):
                 while not holds():
                     assert not watch.done(), watch.exception()
                     await asyncio.sleep(0)

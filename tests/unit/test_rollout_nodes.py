@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from patience import patience
 from test_picture import seen
 
 from elasticrl.cli import render
@@ -41,7 +42,7 @@ def test_those_that_are_up_are_written_down_for_the_workers_as_they_come_and_go(
         return json.loads(path.read_text())["engines"] if path.exists() else None
 
     async def until(expected):
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(patience(10.0)):
             while read() != expected:  # noqa: ASYNC110 - it is a file that somebody else writes
                 await asyncio.sleep(0.01)
         known.append(expected)
@@ -82,7 +83,7 @@ def test_the_core_sees_no_rollout_node_and_one_can_be_drained():
             views[me.node] = []
             sight = Sight(store, me, changed=views[me.node].append, complain=lambda _: None)
             watching = asyncio.create_task(sight.watch(everyone=True))
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(patience(10.0)):
                 while not views[me.node]:  # noqa: ASYNC110 - told by a callback
                     await asyncio.sleep(0.01)
             watching.cancel()

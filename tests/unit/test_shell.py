@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import (
@@ -119,7 +120,7 @@ class Cluster:
         await self.nodes[name].store.revoke(lease.id)  # stands for the lease's end
 
     async def until(self, claim: Callable[[], bool], within_s: float = 5.0) -> None:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(patience(within_s)):
             while not claim():  # noqa: ASYNC110 - a claim about several nodes has no event of its own
                 await asyncio.sleep(0.01)
 

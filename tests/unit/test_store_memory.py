@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from patience import patience
 
 from elasticrl.store import Absent, Batch, Put, StoreAmbiguous, StoreUnavailable
 from elasticrl.store.memory import MemoryServer, MemoryStore
@@ -29,7 +30,7 @@ def server(clock: Clock) -> MemoryServer:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             await test()
 
     asyncio.run(bounded())

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.errors import VaultError
@@ -185,7 +186,7 @@ def test_what_was_cleared_away_is_brought_back_however_often_somebody_looks_at_i
             keep(slots, 1)
             for path, _ in files(home):
                 path.unlink()
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + patience(10.0)
             while not versions(home):
                 slots.mend()
                 assert time.monotonic() < deadline, "it is lost for good"
