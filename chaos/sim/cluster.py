@@ -113,7 +113,7 @@ class Cluster:
     ) -> None:
         """A request on its way: it may be lost, late, or applied again; so may its answer."""
         net, chance = self.net, self.world.chance("net " + name)
-        if isinstance(action, events.Commit):
+        if isinstance(action, events.WriteCommit):
             self.reach("committing", self.nodes[name])
         loss = max(net.loss, net.losses.get(name, 0.0))
         if net.to_store[name] or (loss and chance.random() < loss):
@@ -122,7 +122,7 @@ class Cluster:
         lag = net.lag(name)
         if self.late_plan and isinstance(action, events.Propose):
             lag, self.late_plan = lag + self.late_plan, 0.0
-        self.world.later(lag, self._arrive, name, apply, answer, repeatable, isinstance(action, events.Commit))
+        self.world.later(lag, self._arrive, name, apply, answer, repeatable, isinstance(action, events.WriteCommit))
 
     def _arrive(
         self, name: str, apply: Callable[[], object], answer: Callable[[object], None], repeatable: bool, commit: bool

@@ -395,7 +395,7 @@ class Node:
                     store.campaign(member, lease, over)
                 case events.Propose():
                     store.propose(action, member, lapsed_s)
-                case events.Commit():
+                case events.WriteCommit():
                     store.commit(action)
                 case events.Restore():
                     store.restore(action, member)

@@ -251,7 +251,7 @@ class Store:
             Planned(at=now, plan=action.plan, by=str(by), committed=self.shared.committed, paused_s=paused_s)
         )
 
-    def commit(self, action: events.Commit) -> None:
+    def commit(self, action: events.WriteCommit) -> None:
         """Make a checkpoint the newest if plan and commit are still at these revisions."""
         if (self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit):
             return

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Facts, Intent, Plan, Quarantine, Record, Verb, View
+from elasticrl.core.model import Commit, Facts, Intent, Plan, Quarantine, Record, Verb, View
 from elasticrl.core.orders import Action as Action  # noqa: PLC0414 - the orders are actions too
 from elasticrl.core.orders import Halt as Halt  # noqa: PLC0414
 from elasticrl.core.orders import Kill as Kill  # noqa: PLC0414
@@ -167,7 +166,7 @@ class Propose(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit(Action):
+class WriteCommit(Action):
     """Make a saved step the newest checkpoint if the plan and the commit are still at these revisions."""
 
     step: int
@@ -182,7 +181,7 @@ class Restore(Action):
     """Write again what the store has lost of the job, if its plan and commit are still at these revisions: anybody may."""
 
     plan: Plan
-    commit: Committed | None
+    commit: Commit | None
     intent: Intent
     intent_generation: int
     if_plan: int

@@ -10,7 +10,6 @@ from math import inf
 from elasticrl.core import dossier
 from elasticrl.core.events import (
     Action,
-    Commit,
     Halt,
     KeepAlive,
     Kill,
@@ -23,6 +22,7 @@ from elasticrl.core.events import (
     Reform,
     Try,
     Workers,
+    WriteCommit,
 )
 from elasticrl.core.evidence import Sign
 from elasticrl.core.invariants import check_commit
@@ -356,7 +356,7 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
         return ()  # until the store knows again which gang is the newest
     if workers.saved <= view.committed or workers.generation != plan.generation or plan.seats[0].member != state.me:
         return ()
-    commit = Commit(
+    commit = WriteCommit(
         step=workers.saved,
         generation=plan.generation,
         manifest=workers.manifest,

@@ -6,7 +6,7 @@ fails here is not written: its leader stops deciding and says `bug`, while train
 
 from math import isfinite
 
-from elasticrl.core.events import Commit
+from elasticrl.core.events import WriteCommit
 from elasticrl.core.model import Phase, Plan, View
 
 
@@ -30,7 +30,7 @@ def check_plan(view: View, plan: Plan) -> None:
         assert kept == sorted(kept), f"generation {number} reorders the survivors"
 
 
-def check_commit(view: View, commit: Commit) -> None:
+def check_commit(view: View, commit: WriteCommit) -> None:
     """Commits only rise, under the newest generation that is known."""
     assert commit.step > view.committed, f"step {commit.step} cannot follow commit {view.committed}"
     assert commit.generation == view.generation, f"generation {commit.generation} commits under {view.generation}"

@@ -21,8 +21,8 @@ REMEDY: Final = "Install the same on all nodes, then restart their agents (drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Odd:
-    """A node that is odd. Example: Odd(node="n03", name="python", mine="3.11.8", usual="3.11.7")"""
+class Differs:
+    """A node that is odd. Example: Differs(node="n03", name="python", mine="3.11.8", usual="3.11.7")"""
 
     node: str
     name: str
@@ -30,7 +30,7 @@ class Odd:
     usual: str = ""  # what most have; "": nothing has most
 
 
-def odd(of: Mapping[str, Mapping[str, str]], *, missing: str = "") -> tuple[Odd, ...]:
+def odd(of: Mapping[str, Mapping[str, str]], *, missing: str = "") -> tuple[Differs, ...]:
     """The odd ones among nodes, of each of which versions are known by name. `missing`: what a node has that names none; ""
     where that says nothing, as it may be of an older elasticrl, or have no card.
 
@@ -43,19 +43,19 @@ def odd(of: Mapping[str, Mapping[str, str]], *, missing: str = "") -> tuple[Odd,
         (usual, most), *others = Counter(said.values()).most_common()
         tie = bool(others) and others[0][1] == most
         found += [
-            Odd(node=node, name=name, mine=mine, usual="" if tie else usual)
+            Differs(node=node, name=name, mine=mine, usual="" if tie else usual)
             for node, mine in sorted(said.items())
             if others and (tie or mine != usual)
         ]
     return tuple(found)
 
 
-def sentence(found: Iterable[Odd]) -> str:
+def sentence(found: Iterable[Differs]) -> str:
     """Who differs, in words; "" if nobody does.
 
-    >>> sentence([Odd(node="n03", name="python", mine="3.11.8", usual="3.11.7")])
+    >>> sentence([Differs(node="n03", name="python", mine="3.11.8", usual="3.11.7")])
     'n03 runs python 3.11.8, the others 3.11.7'
-    >>> sentence([Odd(node=node, name="elasticrl", mine=mine) for node, mine in (("n0", "0.1"), ("n1", "0.2"))])
+    >>> sentence([Differs(node=node, name="elasticrl", mine=mine) for node, mine in (("n0", "0.1"), ("n1", "0.2"))])
     'n0 runs elasticrl 0.1; n1 runs elasticrl 0.2'
     """
     return "; ".join(

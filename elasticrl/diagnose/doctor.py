@@ -93,7 +93,7 @@ def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
     return tuple(map(evidence, versions_of.odd(of, missing="none")))
 
 
-def evidence(odd: versions_of.Odd) -> Evidence:
+def evidence(odd: versions_of.Differs) -> Evidence:
     """As a fact. Example: torch 2.12.1, others 2.13.0"""
     detail = f"{odd.name} {odd.mine}" + (f", others {odd.usual}" if odd.usual else "")
     return Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=odd.node, detail=detail[:200], source="doctor")

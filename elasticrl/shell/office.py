@@ -13,7 +13,6 @@ from elasticrl.core.events import (
     Action,
     Ask,
     Campaign,
-    Commit,
     Confine,
     Inspect,
     KeepAlive,
@@ -21,10 +20,10 @@ from elasticrl.core.events import (
     Propose,
     Publish,
     Restore,
+    WriteCommit,
 )
 from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import INTENTS, Intent, Member, Phase, Record, Rollout, Verb
-from elasticrl.core.model import Commit as Committed
+from elasticrl.core.model import INTENTS, Commit, Intent, Member, Phase, Record, Rollout, Verb
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
@@ -68,12 +67,12 @@ class Office:
                 await self._propose(action)
             case Restore():
                 await self._restore(action)
-            case Commit(step=step, generation=generation, manifest=manifest):
+            case WriteCommit(step=step, generation=generation, manifest=manifest):
                 fences = [
                     Unchanged(key=keys.PLAN, revision=action.if_plan),
                     Unchanged(key=keys.COMMIT, revision=action.if_commit),
                 ]
-                commit = Committed(step=step, generation=generation, manifest=manifest, written=round(time.time(), 1))
+                commit = Commit(step=step, generation=generation, manifest=manifest, written=round(time.time(), 1))
                 await self._write(fences, [Put(key=keys.COMMIT, value=keys.dump(commit))])
             case Confine(quarantine=quarantine, if_leader=if_leader):
                 put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))

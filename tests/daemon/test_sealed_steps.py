@@ -11,7 +11,7 @@ import pytest
 from chaos.live.local import Job
 from chaos.live.proc import command_line
 from elasticrl.diagnose.process import started_at
-from tests.daemon.test_runtime import NODES, PROGRAM, ends_as_if_undisturbed
+from tests.daemon.runtime_kit import NODES, PROGRAM, ends_as_if_undisturbed
 
 CONF = {
     "job": {"program": str(PROGRAM), "seed": 7},

@@ -14,8 +14,8 @@ from itertools import count
 
 import pytest
 import torch
+from away_kit import Node, Trainer, inline
 from served_kit import LIMITS, end, pid_of, requests, same, until
-from test_ppo_away import Node, Trainer, inline
 
 from elasticrl.config.training import Model
 from elasticrl.ppo import models

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from test_core_step import Life, record
+from core_kit import Life, record
 
 from elasticrl.core import events
 from elasticrl.core.adopt import AHEAD, Kept

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from test_core_diagnosis import fact
-from test_core_step import plan
+from core_kit import plan
+from diagnosis_kit import fact
 
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.wire import Report, Worker

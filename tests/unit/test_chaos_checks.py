@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import plan
+from core_kit import plan
 
 from chaos.case import Case
 from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost

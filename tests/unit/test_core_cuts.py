@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from core_kit import Life, member, plan
 
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Seen, Tick, Tried, Try
@@ -17,7 +18,6 @@ from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
 from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.store.protocol import Put
-from tests.unit.test_core_step import Life, member, plan
 
 CUT = Quarantine(member=member("n02"), cause=Cause(why=Why.UNREACHED), cuts=(("n02", "n01"), ("n01", "n02")), found=2)
 

@@ -1,14 +1,14 @@
 """What the core makes of facts: which count, what they lead to, and what no fact may bring about."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from test_core_step import Life, member, plan, record
+from core_kit import Life, member, plan, record
+from diagnosis_kit import BROKEN, NODES, capped, fact, leader, proposed, train
 
 from elasticrl.core import dossier, events
 from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
+from elasticrl.core.events import Found, Probed, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
@@ -17,40 +17,6 @@ from elasticrl.core.settings import Health, Membership, Settings
 from elasticrl.core.step import step
 from elasticrl.core.suspect import probe_links
 from elasticrl.core.verdict import Confidence, Fault
-
-NODES = ("n00", "n01", "n02")
-
-
-def fact(sign: Sign, rank: int | None = None, generation: int | None = 1, **more: object) -> Evidence:
-    known = {"kind": Kind.STACK, "node": None if rank is None else f"n{rank:02}", "source": "test", **more}
-    return Evidence(sign=sign, rank=rank, generation=generation, **known)  # type: ignore[arg-type]
-
-
-def leader(policy: Mapping[str, str] | None = None, **more: object) -> Life:
-    """n00 leads three nodes that train generation 1."""
-    settings = Settings(lanes=6, membership=Membership(min_nodes=2), policy=dict(policy or {}), **more)  # type: ignore[arg-type]
-    life = Life("n00/1", settings)
-    life.leased(0.0)
-    life.seen(0.0, "empty store")
-    life.at(0.1, Workers(now=0, warm=True, endpoint="n00:29500"))
-    life.at(0.6, Tick(now=0))
-    life.seen(0.7, "office", leader=life.state.me, leader_revision=3, records={}, quarantines={})
-    life.told(1.0, *(record(name) for name in NODES))
-    train(life, 1.2, 1)
-    return life
-
-
-def train(life: Life, now: float, generation: int, written: Plan | None = None, *, lap: Lap | None = None) -> None:
-    found = written or plan(generation, *NODES)
-    life.seen(now, "written", plan=found, plan_revision=10 * generation)
-    running = {"work": Work.TRAINING, "generation": generation, "born": 1, "lap": lap}
-    life.at(now, Workers(now=0, warm=True, endpoint="n00:29500", **running))  # type: ignore[arg-type]
-    life.told(now, *(record(n, **running) for n in NODES[1:]), life.view.own)
-
-
-def proposed(life: Life) -> Plan | None:
-    """The plan that is wished for now."""
-    return next((a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose)), None)
 
 
 def stalled(name: str, *facts: Evidence, looked: int = 0, generation: int = 1) -> object:
@@ -489,9 +455,6 @@ def test_ranks_that_parted_ways_stop_the_job_if_the_operator_says_so_and_else_fo
     assert written.strike is not None, "it must not go on for ever"
 
 
-BROKEN = fact(Sign.GPU_BROKEN, None, None, node="n01", kind=Kind.XID, detail="Xid 79")
-
-
 def test_a_node_whose_gpu_is_broken_is_kept_out_though_its_gang_trains() -> None:
     life = leader({"gpu_fault": "quarantine"})
     life.told(2.0, record("n01", work=Work.TRAINING, generation=1, born=1, evidence=(BROKEN,)))
@@ -510,14 +473,6 @@ def test_not_without_the_operators_word_and_never_below_min_nodes() -> None:
     life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=3)))
     life.told(2.0, record("n01", work=Work.TRAINING, generation=1, born=1, evidence=(BROKEN,)))
     assert proposed(life) is None
-
-
-def capped(life: Life, now: float) -> list[Say]:
-    """A GPU of n01 is found broken; what the leader says then."""
-    own = replace(life.view.records["n01"], evidence=(BROKEN,))
-    life.view = replace(life.view, records={**life.view.records, "n01": own}, revision=life.view.revision + 1)
-    done = life.at(now, events.Seen(now=0, view=life.view))
-    return [action for action in done.actions if isinstance(action, Say)]
 
 
 @pytest.mark.parametrize("cap", ["membership.min_nodes", "health.quarantine_share"])

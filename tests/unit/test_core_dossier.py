@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import member, plan
+from core_kit import member, plan
 
 from elasticrl.core import dossier
 from elasticrl.core.cause import Cause, Why

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import Life, leads, plan, record, trains
+from core_kit import Life, leads, plan, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.cause import Cause, Why
@@ -65,7 +65,7 @@ def test_who_leaves_without_its_last_commit_says_so():
     )
     life.seen(5.0, "stop", plan=stop, plan_revision=40)
     life.at(6.0, Workers(now=0, generation=2, step=20, saved=20, manifest="m20"))
-    assert any(isinstance(action, events.Commit) for action, _ in life.state.sent.values())
+    assert any(isinstance(action, events.WriteCommit) for action, _ in life.state.sent.values())
     decision = life.at(25.1, Tick(now=0))
     (left,) = [action for action in decision.actions if isinstance(action, events.Leave)]
     assert left.code == 75

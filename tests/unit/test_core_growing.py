@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import SETTINGS, Life, leads, member, plan, record, seat, trains
+from core_kit import SETTINGS, Life, leads, member, plan, record, seat, trains
 
 from elasticrl.core import events
 from elasticrl.core.cause import Cause, Why

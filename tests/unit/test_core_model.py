@@ -6,7 +6,7 @@ import pytest
 
 from elasticrl.core import invariants, model
 from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Commit
+from elasticrl.core.events import WriteCommit
 from elasticrl.core.model import Member, Phase, Plan, Seat, View, deal, rounds
 
 
@@ -61,7 +61,7 @@ def test_an_unsound_plan_is_never_proposed(change, says):
 
 
 def test_a_commit_that_does_not_rise_is_never_asked_for():
-    commit = Commit(step=11, generation=3, manifest="m", if_plan=7, if_commit=1)
+    commit = WriteCommit(step=11, generation=3, manifest="m", if_plan=7, if_commit=1)
     invariants.check_commit(VIEW, commit)
     with pytest.raises(AssertionError, match="cannot follow commit 10"):
         invariants.check_commit(VIEW, replace(commit, step=10))

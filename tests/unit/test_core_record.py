@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import cycle
 
-from test_core_step import Life, leads, member, record, trains
+from core_kit import Life, leads, member, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.events import Tick, Workers

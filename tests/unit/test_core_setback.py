@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import Life, leads, record, trains
+from core_kit import Life, leads, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.adopt import AHEAD
@@ -80,7 +80,7 @@ def test_nothing_is_committed_and_nothing_planned_while_the_store_knows_less():
     lost(life, 4.2, leader=me, leader_revision=2, records={"n00": life.state.view.own, "n01": back}, quarantines={})
     life.leased(4.3)
     sent = [action for action, _ in life.state.sent.values()]
-    assert not [a for a in sent if isinstance(a, events.Commit | events.Propose)]
+    assert not [a for a in sent if isinstance(a, events.WriteCommit | events.Propose)]
 
 
 def test_an_ended_job_that_is_wanted_again_is_not_written_again():

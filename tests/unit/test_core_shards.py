@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import Life, leads, member, plan, record, trains
+from core_kit import Life, leads, member, plan, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.cause import Cause, Why

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from core_kit import record
+from diagnosis_kit import NODES, capped, leader
 from patience import patience
-from test_core_diagnosis import NODES, capped, leader
-from test_core_step import record
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride

@@ -82,3 +82,24 @@ def test_the_core_imports_the_standard_library_and_itself_alone():
         assert all(name.startswith("elasticrl.core") for name in foreign), (path.name, foreign)
         clocks = {"time", "random", "socket", "threading", "logging", "asyncio", "os", "datetime"}
         assert not clocks & imports(path), f"{path.name} reaches for the outside world"
+
+
+def test_no_test_file_imports_another():
+    """What several of them need is in a file of its own, which has no tests."""
+    found = [
+        (path.name, name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in imports(path)
+        if name.rpartition(".")[2].startswith("test_")
+    ]
+    assert found == []
+
+
+def test_no_class_name_stands_twice_in_what_the_decisions_are_made_of():
+    """One word for one thing: what the core says travels through every other package."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "elasticrl" / "core").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}

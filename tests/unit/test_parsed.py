@@ -13,9 +13,8 @@ from patience import patience
 from elasticrl.agent import wire
 from elasticrl.cli.lines import event_of
 from elasticrl.core import versions
-from elasticrl.core.events import Commit
-from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Member, Plan, Record, View
+from elasticrl.core.events import WriteCommit
+from elasticrl.core.model import Commit, Member, Plan, Record, View
 from elasticrl.core.parsed import DEEP, LARGEST, Unfit, parsed
 from elasticrl.daemon import control
 from elasticrl.diagnose import incident
@@ -135,7 +134,7 @@ def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_
                     assert not watch.done(), watch.exception()
                     await asyncio.sleep(0)
 
-        await store.txn((), [Put(key=keys.COMMIT, value=keys.dump(Committed(step=60, generation=3)))])
+        await store.txn((), [Put(key=keys.COMMIT, value=keys.dump(Commit(step=60, generation=3)))])
         await until(lambda: sight.view.committed == 60)
         wrong = json.dumps({"v": 2, "value": {"step": step, "generation": 3}}).encode()
         await store.txn((), [Put(key=keys.COMMIT, value=wrong)])
@@ -143,7 +142,7 @@ def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_
         assert "commit: step is" in told[0]
         assert "delete the key" in told[0]
         assert sight.view.committed == 60
-        next_one = Commit(
+        next_one = WriteCommit(
             step=80, generation=3, manifest="", if_plan=sight.view.plan_revision, if_commit=sight.view.commit_revision
         )
         assert await office.perform(next_one)

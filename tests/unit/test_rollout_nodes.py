@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 
 from patience import patience
-from test_picture import seen
+from picture_kit import seen
 
 from elasticrl.cli import render
 from elasticrl.core.cause import Cause, Why

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_core_diagnosis import NODES, leader
-from test_core_step import record
+from core_kit import record
+from diagnosis_kit import NODES, leader
 
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job, Node
