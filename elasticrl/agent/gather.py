@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Lap, Pace, Stall, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Lap, Pace, Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
 
@@ -127,7 +127,7 @@ class Usual:
             if before and not _trained_on(before, beat):
                 halves.pop(worker.slot, None)
                 budgets = budgets.end(stall) if stall else budgets
-            elif before and before.since < beat.since and before.phase != MEETING:
+            elif before and before.since < beat.since and before.phase not in (MEETING, UNTOLD):
                 took, half = beat.since - before.since, halves.pop(worker.slot, None)
                 if before.phase == OUTSIDE:
                     # What is waited for comes at any moment between two signs.

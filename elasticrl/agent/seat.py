@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.title import title
+from elasticrl.core.model import UNTOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,6 +228,17 @@ class Seat:
         what it runs.
         """
         self._say("Ready", bits=bits, versions=versions)
+
+    def begin(self) -> None:
+        """Take the rank for a program that does not ask for it: it trains from its first line."""
+        place = self.wait()
+        assert place is not None
+        self.beat.training()
+        self.beat.phase(UNTOLD)
+
+    def listens(self) -> None:
+        """Tells the agent that this process asks whether it is time to leave, so it need not be sent SIGTERM at once."""
+        self._say("Listens")
 
     def poll(self) -> Order | None:
         """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""

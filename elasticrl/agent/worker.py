@@ -39,6 +39,8 @@ class Job:
     witness: str  # the folder where it answers for its stack and its flight recorder
     ahead: str = ""  # the module whose fork() is called before there are threads; "": there is none
     fingerprint: str = ""  # the module with bits() and versions(), of what computes here; "": nobody asks
+    joins: bool = True  # the program asks for its rank; else it is one as torchrun runs it
+    unset: tuple[str, ...] = ()  # variables that were for the fork server alone
     later: tuple[str, ...] = ()  # modules to import if there is nothing else to do
 
 
@@ -71,6 +73,8 @@ def live(channel: socket.socket, job: Job) -> None:
     if job.ahead:
         importlib.import_module(job.ahead).fork()
     pass_over()
+    for name in job.unset:
+        os.environ.pop(name, None)
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
@@ -83,6 +87,8 @@ def live(channel: socket.socket, job: Job) -> None:
         take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return
+    if not job.joins:
+        seat.begin()
     run(job.program, job.args)
 
 
