@@ -48,6 +48,7 @@ REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
+SCRIPT_S: Final = 3.0  # likewise, for a script, which tells of no step
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 MOST_ENDED: Final = 64  # ends that are told of while no daemon has acknowledged them: a report has an end
@@ -319,7 +320,7 @@ class Hand(LocalElasticAgent):
             self._initialize_workers(self._group)
             self._last = self._look_at()
             self._fill()
-            asyncio.get_running_loop().call_later(FORMED_S, self._spare)
+            asyncio.get_running_loop().call_later(SCRIPT_S if self._spec.script else FORMED_S, self._spare)
         self._poke()
 
     def _reform(self, gang: Gang) -> None:

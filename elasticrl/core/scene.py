@@ -275,9 +275,9 @@ class Scene:
             left = record.exit
             said, signal = (left.cause, left.signal) if left else ("its worker failed", 0)
             cause = Cause(why=Why.FAILED, who=(member,), said=said, signal=signal)
-            return Fate(
-                seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, cause=cause
-            )
+            # All begin afresh below exact: to wait until this node has a warm process costs less than two restarts.
+            ready = record.warm or not (self.settings.means.in_place or record.problem)
+            return Fate(seat=replace(seat, born=self.plan.generation + 1) if ready else None, fresh=True, cause=cause)
         if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
             # Found by seed 2352: a hold ends workers with a save, and their seat went into a gang before it had new ones.
             return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
