@@ -176,6 +176,8 @@ class Seat:
 
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
+        self.scripted = False  # its program has not asked for it, and may report steps
+        self._listens = False
         self.committed: Committed | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
         self._channel = channel
@@ -233,12 +235,15 @@ class Seat:
         """Take the rank for a program that does not ask for it: it trains from its first line."""
         place = self.wait()
         assert place is not None
+        self.scripted = True
         self.beat.training()
         self.beat.phase(UNTOLD)
 
     def listens(self) -> None:
         """Tells the agent that this process asks whether it is time to leave, so it need not be sent SIGTERM at once."""
-        self._say("Listens")
+        if not self._listens:
+            self._listens = True
+            self._say("Listens")
 
     def poll(self) -> Order | None:
         """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""
