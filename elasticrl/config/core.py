@@ -7,9 +7,7 @@ from elasticrl.config.section import Section
 from elasticrl.config.tree import Tree
 from elasticrl.core import settings
 from elasticrl.core.level import Level, means_of
-from elasticrl.core.model import UNTOLD
 
-NEVER_S = 1e9
 _T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
 
 
@@ -17,7 +15,6 @@ def to_core(tree: Tree) -> settings.Settings:
     """The core's settings."""
     times = tree.timeouts
     scripted = not means_of(tree.job.level).joins
-    quiet = {UNTOLD: times.quiet_s or NEVER_S}
     membership = _same(settings.Membership, tree.membership)
     if tree.membership.fixed:
         membership = replace(membership, min_nodes=membership.max_nodes)
@@ -35,10 +32,11 @@ def to_core(tree: Tree) -> settings.Settings:
         recovery=_same(settings.Recovery, tree.recovery),
         health=_same(settings.Health, tree.health),
         timeouts=settings.Timeouts(
-            phase_s={name: cap_s for name, cap_s in times.phase.caps().items() if cap_s is not None} | quiet,
+            phase_s={name: cap_s for name, cap_s in times.phase.caps().items() if cap_s is not None},
             default_phase_s=times.default_phase_s,
             floor_s=times.floor_s,
             slack=times.slack,
+            quiet_s=times.quiet_s,
             confirm_s=times.confirm_s,
             dump_s=times.dump_s,
         ),

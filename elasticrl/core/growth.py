@@ -31,6 +31,7 @@ def form(scene: Scene) -> Move | None:
         unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
         strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
         unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
+        unlike += "; it trains on no fewer (membership.fixed)" if scene.settings.membership.fixed else ""
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
     back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):

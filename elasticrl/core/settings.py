@@ -20,7 +20,8 @@ class Membership:
     spares: int = 0  # nodes kept warm and unseated, to take a dead one's place
     settle_s: float = 1.0  # the first plan waits this long for nodes to arrive, and growth for those who get ready
     grow: Literal["useful", "always"] = "useful"  # useful: only when more nodes mean fewer rounds of lanes
-    grow_every_s: float = 0.0  # a gang that grows by a restart of all is restarted for that no more often
+    fixed: bool = False  # no other world than that of max_nodes: `least` of them, or none
+    grow_every_s: float = 600.0  # a gang that grows by a restart of all is restarted for that no more often
     lease_ttl_s: float = 10.0  # a member whose lease is not renewed this long is dead to all
     keepalive_s: float = 4.0
     report_s: float = 5.0  # how often a training node refreshes the step in its record
@@ -70,6 +71,7 @@ class Timeouts:
     default_phase_s: float = 60.0
     floor_s: float = 2.0  # a learned budget is never shorter
     slack: float = 10.0  # a learned budget is this many times what is usual
+    quiet_s: float = 0.0  # a script that tells nothing may show no sign of life for so long; 0: for ever
     confirm_s: float = 1.0  # a stall must stand this long after its budget before it is acted on
     dump_s: float = 10.0  # the longest that stacks and recorders of stalled workers are waited for
 
