@@ -96,6 +96,8 @@ def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:
     """As `python PROGRAM ARGS` would."""
     if program[0] == "-m":
         sys.argv = [program[1], *args]
+        if sys.flags.safe_path:
+            sys.path.insert(0, str(Path.cwd()))
         # It may have been imported beforehand, for what it imports: runpy would warn of that in every worker's log.
         sys.modules.pop(f"{program[1].removesuffix('.__main__')}.__main__", None)
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)

@@ -348,6 +348,7 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
     """A daemon of this run, in a session of its own: Ctrl-C reaches the run alone, which then ends them in order."""
     command = [
         sys.executable,
+        "-P",  # what lies where the command is given must not stand in for a module of ours
         "-m",
         "elasticrl.cli.main",
         "daemon",

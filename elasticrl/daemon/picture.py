@@ -541,7 +541,11 @@ def advice(
         said.append(f"The job is paused. Go on: elasticrl resume.{kept}")
     if view.leader is None and rows and not over:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
-    if over and view.plan and by_policy(view.plan):
+    if over and view.plan and view.plan.says(Why.ENDED_AT_ONCE):
+        said.append(
+            "Mend the script, or its arguments, and start it again. `elasticrl config check` reads it beforehand."
+        )
+    elif over and view.plan and by_policy(view.plan):
         said.append(
             "The job stopped for one fault, as the policy says. Mend what broke it, start again: it goes on from there."
         )
