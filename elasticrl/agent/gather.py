@@ -23,6 +23,7 @@ class Beating:
     beat: Snapshot
     stopped: bool = False  # the kernel says so
     finished: bool = False  # it ended with exit code 0
+    script: bool = False  # its program has collectives of its own, so its beats cannot say that it waits in one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,10 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
     beat = worker.beat
     if beat.state in RESTING and not worker.stopped:
         return None
+    # A script that stands still may wait for another: only a look at the stacks of all can tell who holds the others up.
+    waiting = beat.waiting or (worker.script and not worker.stopped)
     progress = Progress(
-        slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
+        slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=waiting,
         waited_s=beat.waited_s, stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)

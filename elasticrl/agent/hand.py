@@ -696,7 +696,9 @@ class Hand(LocalElasticAgent):
             quiet = now - beat.since > QUIET_S
             alive = life(process.pid) if quiet and not process.finished else None
             stopped = alive is not None and alive.stopped
-            beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
+            beating.append(
+                Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished, script=self._spec.script)
+            )
         self._usual = self._usual.learn(beating, now)
         self._stride = self._stride.after(beating, now, REPORT_S)
         return look(beating, self._generation, self._usual.budgets, now)

@@ -37,7 +37,11 @@ class Running:
         self.saves = self.job.folder / "own"
         program = script if isinstance(script, Path) else HERE / script
         mine: dict[str, dict[str, Any]] = {
-            "job": {"level": level, "program": str(program), "args": [*self.own, *args]},
+            "job": {
+                "level": level,
+                "program": str(program),
+                "args": [*self.own, *(arg.format(folder=self.job.folder) for arg in args)],
+            },
             "membership": {"min_nodes": 2, "max_nodes": 3, "grow_every": "1s"},
             "vault": {"copies": 0},
             "timeouts": {"floor": "5s", "default_phase": "60s", "confirm": "500ms"},
