@@ -7,8 +7,12 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # A script says elasticrl.runtime.join(); whoever wants only the version or the command line pays nothing for it.
-    if name == "runtime":
-        import elasticrl.runtime
+    if name in {"runtime", "hf"}:
+        from importlib import import_module
 
-        return elasticrl.runtime
+        return import_module(f"elasticrl.{name}")
+    if name in {"beat", "leaving", "phase"}:
+        from elasticrl.runtime import told
+
+        return getattr(told, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Facts, Lap, Pace, Stall, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Pace, Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
 
@@ -23,6 +23,7 @@ class Beating:
     beat: Snapshot
     stopped: bool = False  # the kernel says so
     finished: bool = False  # it ended with exit code 0
+    script: bool = False  # its program has collectives of its own, so its beats cannot say that it waits in one
 
 
 def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float, wall: float = 0.0) -> Facts:
@@ -76,8 +77,10 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
     beat = worker.beat
     if beat.state in RESTING and not worker.stopped:
         return None
+    # A script that stands still may wait for another: only a look at the stacks of all can tell who holds the others up.
+    waiting = beat.waiting or (worker.script and not worker.stopped)
     progress = Progress(
-        slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
+        slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=waiting,
         waited_s=beat.waited_s, stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)
@@ -113,7 +116,7 @@ class Usual:
             if before and not _trained_on(before, beat):
                 halves.pop(worker.slot, None)
                 budgets = budgets.end(stall) if stall else budgets
-            elif before and before.since < beat.since and before.phase != MEETING:
+            elif before and before.since < beat.since and before.phase not in (MEETING, UNTOLD):
                 took, half = beat.since - before.since, halves.pop(worker.slot, None)
                 if before.phase == OUTSIDE:
                     # What is waited for comes at any moment between two signs.

@@ -29,6 +29,7 @@ from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
+from elasticrl.agent.outside import Outside, length
 from elasticrl.agent.parent import Led, stops
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
@@ -36,7 +37,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Facts, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Rung, Work
 from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
@@ -48,6 +49,7 @@ REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
+SCRIPT_S: Final = 3.0  # likewise, for a script, which tells of no step
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 MOST_ENDED: Final = 64  # ends that are told of while no daemon has acknowledged them: a report has an end
@@ -138,6 +140,7 @@ class Hand(LocalElasticAgent):
         self._last = Facts()
         self._usual = Usual(budgets=Budgets(settings=spec.timeouts))
         self._stride = Stride()
+        self._outside = Outside()
         self._problem = ""
         self._stopping = ""
         self._committed: Commit | None = None
@@ -291,13 +294,14 @@ class Hand(LocalElasticAgent):
     async def _launch(self, place: Place) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
         self._exit, self._last = None, Facts(step=place.resume)
-        self._dismiss(self._seated.values(), "fresh processes take over")
+        in_order = place.rung is Rung.START
+        self._dismiss(self._seated.values(), "fresh processes take over", in_order=in_order)
 
         def overtaken() -> bool:
             return self._launching is not place
 
         # Those we killed must be gone first: they hold GPU memory.
-        await self._until(lambda: not self._ending or overtaken(), END_S)
+        await self._until(lambda: not self._ending or overtaken(), self._ends_within(in_order=in_order))
         self._fill(at_least=place.slots)
 
         def chosen() -> bool:  # once: each look may find one more of them dead
@@ -317,7 +321,7 @@ class Hand(LocalElasticAgent):
             self._initialize_workers(self._group)
             self._last = self._look_at()
             self._fill()
-            asyncio.get_running_loop().call_later(FORMED_S, self._spare)
+            asyncio.get_running_loop().call_later(SCRIPT_S if self._spec.script else FORMED_S, self._spare)
         self._poke()
 
     def _reform(self, place: Place) -> None:
@@ -347,11 +351,16 @@ class Hand(LocalElasticAgent):
         elif self._seated:
             self._halting = halt
             self._ask_to_end(halt)
+            self._clear_ended()  # a script ends when it likes
 
     def _ask_to_end(self, order: Halt) -> None:
         asked = [p for p in self._seated.values() if not p.finished]
         for process in asked:
-            self._tell(process, order)
+            if self._spec.script and not process.listens:
+                if not process.term(order.reason):
+                    process.end(order.reason)
+            else:
+                self._tell(process, order)
         self._spawn(self._end_later(asked, order))
 
     async def _end_later(self, processes: list[pool.Process], order: Halt) -> None:
@@ -518,8 +527,8 @@ class Hand(LocalElasticAgent):
             self._bits, self._versions = self._bits or process.bits, self._versions or process.versions
         self._poke()
 
-    def _dismiss(self, processes: Iterable[pool.Process], why: str) -> None:
-        """End seated processes whose end is no failure."""
+    def _dismiss(self, processes: Iterable[pool.Process], why: str, *, in_order: bool = False) -> None:
+        """End seated processes whose end is no failure. `in_order`: nothing is broken, so a script can save."""
         for process in list(processes):
             if process.slot is not None and self._seated.get(process.slot) is process:
                 del self._seated[process.slot]
@@ -527,7 +536,32 @@ class Hand(LocalElasticAgent):
                     process.close()
                 else:
                     self._ending.add(process)
-                    process.end(why)
+                    if self._spec.script:
+                        self._spawn(self._end_gently(process, why, in_order=in_order))
+                    else:
+                        process.end(why)
+
+    async def _end_gently(self, process: pool.Process, why: str, *, in_order: bool) -> None:
+        """As torchrun ends a script: SIGTERM, some time for a save, SIGKILL. Before that one that listens is asked, if the gang
+        is whole: a save of all ranks could not succeed otherwise.
+        """
+
+        def ended() -> bool:
+            return process not in self._ending
+
+        if in_order and process.listens and not process.killed:
+            self._tell(process, Halt(generation=self._generation, save=True, within_s=self._spec.drain_s, reason=why))
+            await self._until(ended, self._spec.drain_s)
+        if not ended() and process.term(why):
+            await self._until(ended, self._spec.grace_s)
+        if not ended():
+            process.end(why)
+
+    def _ends_within(self, *, in_order: bool = False) -> float:
+        """How long processes that were told to end may take until they are gone."""
+        if not self._spec.script:
+            return END_S
+        return END_S + self._spec.grace_s + (self._spec.drain_s if in_order else 0.0)
 
     def _died(self, process: pool.Process) -> None:
         """The kernel says that a process has ended."""
@@ -547,20 +581,26 @@ class Hand(LocalElasticAgent):
             end = self._end_of(process, beat, code, failure)
             self._problem = f"a process ended before it was warm: {end.exit.cause}" if not process.warm else ""
             self._slow_down()
-        elif (code == 0 and (self._halting or beat.phase != LOADING)) or (self._halting and process.killed):
+        elif (code == 0 and (self._halting or beat.phase != LOADING)) or (
+            self._halting and (process.killed or self._spec.script)
+        ):
             process.finished = True
             self._last = self._look_at()
         else:
             self._fail(process, self._end_of(process, beat, code, failure))
         if not process.finished:
             process.close()
+        self._clear_ended()
+        self._fill()
+        self._poke()
+
+    def _clear_ended(self) -> None:
+        """Those who were asked to end have, all of them."""
         if self._halting and all(p.finished for p in self._seated.values()):
             self._last = replace(self._look_at(), work=Work.NONE, stall=None) if self._seated else self._last
             for done in self._seated.values():
                 done.close()
             self._seated.clear()
-        self._fill()
-        self._poke()
 
     def _fail(self, process: pool.Process, end: Ended) -> None:
         """A seated process ended: the seat fails whole, since the core plans by seats."""
@@ -572,6 +612,8 @@ class Hand(LocalElasticAgent):
 
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
         message = exits.exception_of(failure.error_file_data) if failure else ""
+        if self._spec.script and code and code > 0:
+            message = message or exits.last_line(process.log)
         memory = self._memory.evidence(process.pid, code)
         facts = exits.Traces(
             code=code, message=message, killed=process.killed, sign=process.sign, memory=memory,
@@ -595,7 +637,7 @@ class Hand(LocalElasticAgent):
         self._dismiss(self._seated.values(), "the agent ends")
         for process in self._spares:
             process.end("the agent ends")
-        await self._until(lambda: not (self._spares or self._ending or self._starting), END_S)
+        await self._until(lambda: not (self._spares or self._ending or self._starting), self._ends_within())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -643,17 +685,26 @@ class Hand(LocalElasticAgent):
     def _look_at(self) -> Facts:
         now = time.monotonic()
         beating = []
+        self._look_from_outside(now)
         for slot, process in sorted(self._seated.items()):
-            before, beat = process.log, process.beat()
+            before, beat = process.log, self._outside.since(process.pid, process.beat())
             if process.log != before:
                 self._logs.show(self._generation)
             quiet = now - beat.since > QUIET_S
             alive = life(process.pid) if quiet and not process.finished else None
             stopped = alive is not None and alive.stopped
-            beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
+            beating.append(
+                Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished, script=self._spec.script)
+            )
         self._usual = self._usual.learn(beating, now)
         self._stride = self._stride.after(beating, now, REPORT_S)
         return look(beating, self._generation, self._usual.budgets, now, time.time())
+
+    def _look_from_outside(self, now: float) -> None:
+        """At scripts that have told nothing."""
+        silent = [p for p in self._seated.values() if not p.finished and p.beat().phase == UNTOLD]
+        found = {p.pid: (alive, length(p.log)) for p in silent if (alive := life(p.pid)) is not None}
+        self._outside = self._outside.after(now, found)
 
     def _report_now(self) -> Report:
         """The whole picture."""

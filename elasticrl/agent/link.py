@@ -82,7 +82,9 @@ def agent_command(spec: specs.Spec, runtime: Path) -> list[str]:
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = runtime / "agent.json"
     write_private(told, specs.dump(spec))
-    return [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
+    # What lies in the folder where a script is run must not stand in for a module of ours, as under torchrun.
+    safe = ["-P"] if spec.script else []
+    return [sys.executable, *safe, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
 
 
 def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:

@@ -54,6 +54,7 @@ class Process:
     witness: Path  # where its answers about its stack and recorder lie
     parent: int  # the fork server that knows how it ends
     warm: bool = False
+    listens: bool = False  # its program asks whether it is time to leave
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
     versions: str = ""  # what it runs, likewise
     said: bytes = b""  # the beginning of its next line
@@ -103,6 +104,8 @@ class Process:
         for line in lines:
             with contextlib.suppress(ValueError):  # a program's own words, which it has put in our way
                 plain = parsed(line)
+                if isinstance(plain, dict) and plain.get("is") == "Listens":
+                    self.listens = True
                 if isinstance(plain, dict) and plain.get("is") == "Ready":
                     self.warm, self.bits, self.versions = (
                         True,
@@ -117,6 +120,17 @@ class Process:
         if self.next_log and beat.generation >= self.next_log[0]:
             self.log, self.next_log = self.next_log[1], None
         return beat
+
+    def term(self, why: str) -> bool:
+        """Ask it to end, as a scheduler would; False if it cannot hear that."""
+        self.killed = self.killed or why
+        alive = life(self.pid)
+        if alive is None or alive.stopped:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+            return True
+        return False
 
     def end(self, why: str, sign: Sign | None = None) -> None:
         """Kill it and its children, at once, stopped or not."""
@@ -183,7 +197,8 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     place = witness.folder_of(runtime)
     job = worker.Job(
         program=spec.program, args=spec.args,
-        page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead, later=spec.later,
+        page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead, joins=not spec.script, unset=spec.unset,
+        later=(*spec.later, *spec.imports),
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.title import title
-from elasticrl.core.model import Commit, Rung
+from elasticrl.core.model import UNTOLD, Commit, Rung
 from elasticrl.core.orders import Halt, Park, Place
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class Seat:
 
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
+        self.scripted = False  # its program has not asked for it, and may report steps
+        self._listens = False
         self.committed: Commit | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
         self._channel = channel
@@ -158,8 +160,22 @@ class Seat:
         """
         self._say("Ready", bits=bits, versions=versions)
 
+    def begin(self) -> None:
+        """Take the rank for a program that does not ask for it: it trains from its first line."""
+        place = self.wait()
+        assert place is not None
+        self.scripted = True
+        self.beat.training()
+        self.beat.phase(UNTOLD)
+
+    def listens(self) -> None:
+        """Tells the agent that this process asks whether it is time to leave, so it need not be sent SIGTERM at once."""
+        if not self._listens:
+            self._listens = True
+            self._say("Listens")
+
     def poll(self) -> Order | None:
-        """The newest order if it was not taken yet: an Place or a Park asks you to leave and wait(); a Halt, to end."""
+        """The newest order if it was not taken yet: a Place or a Park asks you to leave and wait(); a Halt, to end."""
         return None if self._number == self._taken else self._order
 
     @property

@@ -27,6 +27,9 @@ PRELOAD: Final = ("torch", "torch.distributed", "torch.optim")
 # what torch's optimizers do, which many jobs never have.
 LATER: Final = ("torch.distributed.checkpoint.filesystem", "torch._dynamo")
 
+# Libraries that start threads as they are imported, which a fork would lose, start none where these are 1.
+FORKING: Final = ("OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+
 
 class BadSpec(ValueError):
     """The agent's spec cannot be used; the sentence says why."""
@@ -59,6 +62,11 @@ class Spec:
     spares: int = 1  # warm processes kept while training; none is kept for 0
     threads: int = 1  # per worker, the same for every world size: another number computes other bits
     env: Mapping[str, str] = field(default_factory=dict)
+    script: bool = False  # the program is one as torchrun would run it: nothing in it asks for its rank
+    unset: tuple[str, ...] = ()  # of FORKING: what a script's own process has not in its environment
+    imports: tuple[str, ...] = ()  # what a spare imports while nobody waits for it: "module", or "module:name"
+    grace_s: float = 10.0  # with `script`: from SIGTERM to SIGKILL
+    drain_s: float = 60.0  # with `script`: the same where nothing is broken, and it listens (`elasticrl.leaving`)
     stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
     log_limit_bytes: int = 64 * 1024 * 1024
     log_keep: int = 5
@@ -99,6 +107,8 @@ def common_env(spec: Spec) -> dict[str, str]:
 
     torchrun sets OMP_NUM_THREADS only where a node has several workers, and so computes other bits on a node that has one.
     """
+    if spec.script:
+        return _as_torchrun(spec)
     threads = str(spec.threads)
     pools = (
         "OMP_NUM_THREADS",
@@ -107,7 +117,6 @@ def common_env(spec: Spec) -> dict[str, str]:
         "NUMEXPR_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
     )
-    net = {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface} if spec.interface else {}
     return {
         **dict.fromkeys(pools, threads),
         # c10d's default and torchrun's (1) tear the process down at the first broken collective. A survivor must outlive it:
@@ -121,8 +130,23 @@ def common_env(spec: Spec) -> dict[str, str]:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
         "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked
-        "ELASTICRL_JOB": spec.job,
-        "ELASTICRL_NODE": spec.node,
-        **net,
-        **spec.env,
+        **_ours(spec),
     }
+
+
+def _as_torchrun(spec: Spec) -> dict[str, str]:
+    """What torchrun sets, and nothing that would make a script compute otherwise than under torchrun."""
+    threads = {"OMP_NUM_THREADS": "1"} if spec.slots > 1 and "OMP_NUM_THREADS" not in os.environ else {}
+    return {
+        **threads,
+        **dict.fromkeys(spec.unset, "1"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
+        **_ours(spec),
+    }
+
+
+def _ours(spec: Spec) -> dict[str, str]:
+    """By what a process knows that it is ours, the network to use, and what the operator has set."""
+    net = {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface} if spec.interface else {}
+    return {"ELASTICRL_JOB": spec.job, "ELASTICRL_NODE": spec.node, **net, **spec.env}

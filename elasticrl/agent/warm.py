@@ -61,7 +61,10 @@ def load_later(modules: Iterable[str]) -> None:
     """Import what only some need. One that cannot be imported is no fault of those who never use it."""
     for name in modules:
         try:
-            load((name,))
+            module, _, inner = name.partition(":")
+            load((module,))
+            if inner:  # some packages import what is asked of them, and not before
+                getattr(sys.modules[module], inner)
         except Exception as error:  # noqa: BLE001 - a module may raise anything, and who needs it will meet it again
             print(f"{name} is not imported beforehand: {type(error).__name__}: {error}", file=sys.stderr)
 

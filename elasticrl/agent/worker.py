@@ -40,6 +40,8 @@ class Job:
     witness: str  # the folder where it answers for its stack and its flight recorder
     ahead: str = ""  # the module whose fork() is called before there are threads; "": there is none
     fingerprint: str = ""  # the module with bits() and versions(), of what computes here; "": nobody asks
+    joins: bool = True  # the program asks for its rank; else it is one as torchrun runs it
+    unset: tuple[str, ...] = ()  # variables that were for the fork server alone
     later: tuple[str, ...] = ()  # modules to import if there is nothing else to do
 
 
@@ -72,6 +74,8 @@ def live(channel: socket.socket, job: Job) -> None:
     if job.ahead:
         importlib.import_module(job.ahead).fork()
     pass_over()
+    for name in job.unset:
+        os.environ.pop(name, None)
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
@@ -84,6 +88,8 @@ def live(channel: socket.socket, job: Job) -> None:
         take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return
+    if not job.joins:
+        seat.begin()
     run(job.program, job.args)
 
 
@@ -91,6 +97,8 @@ def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:
     """As `python PROGRAM ARGS` would."""
     if program[0] == "-m":
         sys.argv = [program[1], *args]
+        if sys.flags.safe_path:
+            sys.path.insert(0, str(Path.cwd()))
         # It may have been imported beforehand, for what it imports: runpy would warn of that in every worker's log.
         sys.modules.pop(f"{program[1].removesuffix('.__main__')}.__main__", None)
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)

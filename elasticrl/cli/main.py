@@ -90,7 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         if asked := node.plain(arguments[1:]):
             sys.exit(node.run(asked))
-    build(arguments)(args=list(arguments), prog_name="elasticrl")
+    from elasticrl.cli.script import split
+
+    own, script = split(arguments)
+    build(own)(args=own, prog_name="elasticrl", obj=script)
 
 
 def _options() -> None:

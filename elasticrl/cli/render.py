@@ -17,6 +17,8 @@ COLOUR = {
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
+UNTOLD = "script"  # the phase of a script that has told nothing, as `core.model` has it
+
 #: Commands that operators are told to give, up to where `--job` goes.
 ASKED = re.compile(
     r"elasticrl (incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
@@ -79,8 +81,7 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     )
     head = (
         f"{paint(plain(picture['job']), BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
-        f"  generation {picture['generation']}"
-        f"  step {picture['step']:,} (committed {picture['committed']:,}{since}){who}"
+        f"  generation {picture['generation']}{_how_far(picture, since)}{who}"
     )
     reason_s = picture.get("reason_s")
     old = f" ({ago(reason_s)} ago)" if ages and reason_s is not None and reason_s >= OLD_S else ""
@@ -88,6 +89,14 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     if said := past(picture, ages=ages):
         lines.append(paint(plain(said), DIM, on=on))
     return lines
+
+
+def _how_far(picture: Mapping[str, Any], since: str) -> str:
+    """The newest step and the newest commit, as far as the job has such."""
+    if not picture.get("tells", True):
+        return ""
+    committed = f" (committed {picture['committed']:,}{since})" if picture.get("commits", True) else ""
+    return f"  step {picture['step']:,}{committed}"
 
 
 def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]:
@@ -118,7 +127,7 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
 
 def _step(row: Mapping[str, Any], *, ages: bool) -> str:
     """As its node has told it last; how long ago that was, where it was not just now."""
-    if row["rank"] is None or (row["state"] == "joining" and not row["step"]):
+    if row["rank"] is None or (not row["step"] and (row["state"] == "joining" or row.get("phase") == UNTOLD)):
         return "-"
     beat_s = row.get("beat_s")
     old = f" ({ago(beat_s)} ago)" if ages and beat_s is not None and beat_s >= STALE_S else ""

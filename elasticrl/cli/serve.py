@@ -23,6 +23,8 @@ from elasticrl.cli import find, node, render
 from elasticrl.cli.claims import claimed, refused
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
+from elasticrl.cli.script import Output
+from elasticrl.core.level import means_of
 from elasticrl.core.model import REFUSED, Outcome
 from elasticrl.core.words import bar, count
 
@@ -93,9 +95,19 @@ def agent(config: Config, overrides: Overrides = None) -> None:
 
 
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration.", show_default=False)],
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="The configuration; or -- and a script.", show_default=False)
+    ] = "",
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes to play on this machine.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Workers on each node, one to a GPU.", show_default=False)
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option("--level", help="supervised (default for a script), told, kept or exact.", show_default=False),
+    ] = None,
     every: Annotated[float, typer.Option("--every", min=0.05, help="Seconds between looks at the status.")] = 1.0,
     allow: Annotated[
         list[str] | None,
@@ -105,9 +117,13 @@ def run(
     ] = None,
     adopt: Adopt = False,
 ) -> None:
-    """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing running."""
+    """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing running.
+
+    A script that torchrun runs needs no configuration: elasticrl run --workers 2 -- train.py ARGS.
+    """
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
-    tree, run_dir = settled(config, chosen, nodes)
+    file, chosen = asked_for(context.obj, config, chosen, nodes=nodes, workers=workers, level=level)
+    tree, run_dir = settled(file, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
     names = [f"n{n}" for n in range(nodes)]
     with claimed(tree, run_dir, names):
@@ -121,7 +137,7 @@ def run(
         own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
         named = [[f"node.name={name}"] for name in names]
         named += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
-        code = play(config, own, named, tree, run_dir, logs, every, endpoints, guarding(tree, etcd))
+        code = play(file, own, named, tree, run_dir, logs, every, endpoints, guarding(tree, etcd))
     if code == Outcome.STOPPED.value:
         typer.echo("stopped, as somebody asked for; the same command goes on from there")
     elif code not in {Exit.OK, Exit.INTERRUPTED}:
@@ -131,6 +147,31 @@ def run(
             err=True,
         )
     raise typer.Exit(code)
+
+
+def asked_for(
+    script: Any, config: str, chosen: list[str], *, nodes: int, workers: int | None, level: str | None
+) -> tuple[Path, list[str]]:
+    """The configuration's file, and what is to hold in place of what it says."""
+    from elasticrl.cli import script as scripts
+
+    if config.endswith(".py"):
+        raise refused(f"{config} is a script, not a configuration. Run it so: elasticrl run -- {config} ARGS")
+    if "=" in config:  # no configuration, and a first override
+        config, chosen = "", [config, *chosen]
+    if script is not None and not script.program:
+        raise refused("there is no script after --. Name one: elasticrl run -- train.py ARGS")
+    if not config and script is None:
+        raise refused("name a configuration (elasticrl run FILE) or a script (elasticrl run -- train.py ARGS)")
+    if config:
+        own = [*([f"node.workers={workers}"] if workers else []), *([f"job.level={level}"] if level else [])]
+        return Path(config), [*own, *(scripts.overrides(script) if script else []), *chosen]
+    try:
+        return scripts.written(script, level or "supervised", nodes, workers or 1), chosen
+    except OSError as error:
+        raise refused(
+            f"{error.filename} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder of yours"
+        ) from None
 
 
 def settled(config: Path, chosen: list[str], nodes: int) -> tuple[Any, Path]:
@@ -175,7 +216,8 @@ def play(
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
         )
-        code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard)
+        shows = None if means_of(tree.job.level).joins else Output(logs)
+        code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard, shows)
         ending.begun = True
     except (KeyboardInterrupt, OSError) as ended:
         ending.begun = True
@@ -306,6 +348,7 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
     """A daemon of this run, in a session of its own: Ctrl-C reaches the run alone, which then ends them in order."""
     command = [
         sys.executable,
+        "-P",  # what lies where the command is given must not stand in for a module of ours
         "-m",
         "elasticrl.cli.main",
         "daemon",
@@ -321,10 +364,17 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
 
 
 def follow(
-    daemons: list[Started], run_dir: Path, job: str, every_s: float, steps: int, guard: Callable[[], str] = str
+    daemons: list[Started],
+    run_dir: Path,
+    job: str,
+    every_s: float,
+    steps: int,
+    guard: Callable[[], str] = str,
+    output: Output | None = None,
 ) -> int:
     """Print the status when more of it changes than steps, and under it how far the job is: on a terminal always on the same
-    line. Until all daemons have ended; returns the worst of their exit codes. `guard` looks after the store.
+    line. Until all daemons have ended; returns the worst of their exit codes. `guard` looks after the store. `output`: what
+    a script writes is shown instead of how far it is.
     """
     from elasticrl.daemon.client import Unanswered, ask
 
@@ -352,17 +402,28 @@ def follow(
             if (still := render.status(at_rest(picture), ages=False)) != shown:
                 typer.echo(f"{CLEAR if live else ''}{render.status(picture, ages=False)}\n")
                 shown, due = still, time.monotonic() + REST_S
-            far = bar(picture["step"], steps) if steps else f"step {picture['step']:,}"
-            if live:
-                typer.echo(f"{CLEAR}{far}", nl=False)
-            elif far != said and time.monotonic() > due:
-                typer.echo(far)
-                said, due = far, time.monotonic() + REST_S
+            if output is not None:
+                output.look(picture)
+            else:
+                said, due = tell(picture, steps, said, due)
         time.sleep(every_s)
-    if live:
-        typer.echo()
+    if output is not None:
+        output.rest()
+    elif live:
+        typer.echo()  # the end of the line that told how far it was
     codes = [daemon.process.returncode for daemon in daemons]
     return max((code if code >= 0 else 1 for code in codes), default=0)
+
+
+def tell(picture: Mapping[str, Any], steps: int, said: str, due: float) -> tuple[str, float]:
+    """How far the job is; what was told of it last, and when there may be a next line where there is no terminal."""
+    far = bar(picture["step"], steps) if steps else f"step {picture['step']:,}"
+    if sys.stdout.isatty():
+        typer.echo(f"{CLEAR}{far}", nl=False)
+    elif far != said and time.monotonic() > due:
+        typer.echo(far)
+        return far, time.monotonic() + REST_S
+    return said, due
 
 
 def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Job(Section):
     name: Name
     """Names the job in etcd, sockets, ports, logs and directories. Two jobs with different names never meet, even on one
     host."""
+    level: Literal["supervised", "told", "kept", "exact"] = "exact"
+    """What the program does for its recovery. supervised: nothing, it is a script as torchrun runs it; told: it reports its
+    steps; kept: its state is in memory after each step; exact: it uses elasticrl.runtime. Below exact all workers are started
+    again after a fault (docs/LEVELS.md)."""
     program: Text = "elasticrl.ppo"
     """What every worker runs: a module's name, or the path of a .py file that uses `elasticrl.runtime`."""
     args: tuple[Text, ...] = ()
@@ -144,12 +148,18 @@ class Membership(Section):
     spares: Whole = 0
     """Nodes kept warm and unseated, to take a dead one's place. Each costs a node's work and saves the gang from shrinking,
     which waits until the spare's program has loaded its model."""
+    fixed: bool = False
+    """true: the program cannot take another world size, so the job trains on max_nodes nodes or waits: for a spare node, or
+    for the lost one."""
     settle_s: Span = 1.0
     """Seconds that the first plan waits for more nodes to arrive, and growth for those who are there and get ready. More
     starts later and reforms less often."""
     grow: Literal["useful", "always"] = "useful"
     """When a free node is let in. useful: only when more nodes mean fewer rounds of lanes; always: at once, which costs a
     reform even when no step gets shorter."""
+    grow_every_s: Span = 600.0
+    """Seconds since the last start of a gang below job.level exact until nodes that came later are let in: that starts all
+    workers again. A restart after a fault lets them in at once. Less uses new nodes sooner, at more restarts."""
     lease_ttl_s: Annotated[Seconds, Ge(2)] = 10.0
     """Seconds without a renewal after which a member is dead to all. Less finds a silent death sooner when there are only
     two nodes; more rides out a longer stall of network or etcd. etcd counts whole seconds."""
@@ -200,6 +210,12 @@ class Recovery(Section):
     drain_s: Seconds = 60.0
     """Seconds in which a draining node finishes its step, saves and leaves; then its workers are ended. A job that has lost a
     node when it is stopped is mended first, so that it can save, for as long at most. Needs to cover one step and one save."""
+    grace_s: Span = 10.0
+    """Seconds from SIGTERM to SIGKILL, where a script's workers are ended (job.level below exact). A script that saves on
+    SIGTERM needs the time for that; one that does not handle SIGTERM ends at once."""
+    steady_s: Seconds = 300.0
+    """Seconds. A gang of job.level supervised that has trained so long has got on: failures before that do not count for
+    recovery.no_progress_limit and health.node_strikes. The other levels go by steps."""
     no_progress_limit: Count = 3
     """Failures of the program's own, whatever each says. This many, with the job never beyond the step of the first, stop it
     with a report. More forgives a flaky cause; less burns less of the cluster."""
@@ -256,6 +272,9 @@ class Timeouts(Section):
     slack: Annotated[float, Ge(1)] = 10.0
     """A factor. A learned budget is this many times what nine of ten took at most lately, and at least twice the slowest
     ever. Less finds a hang sooner; more forgives an unusual step."""
+    quiet_s: Span = 0.0
+    """Seconds. A script that has not reported a step (job.level supervised, or told before its first word) hangs if it has
+    neither used a processor nor written a line for so long. 0: that is not looked at; a stopped process is seen in any case."""
     confirm_s: Seconds = 1.0
     """Seconds that a stall must stand after its budget before it is acted on. More forgives; less acts sooner."""
     dump_s: Seconds = 10.0
@@ -454,6 +473,9 @@ class Agent(Section):
     stop_timeout_s: Span = 5.0
     """Seconds that workers have to end, with a save, where the agent itself is told to end or has lost its daemon for good;
     then they are killed. A daemon gives workers that save recovery.drain, and has all others killed at once."""
+    script_imports: bool = True
+    """true: below job.level exact a spare process imports beforehand what the script imports in its first lines, but for
+    modules from the script's own folder. It saves these seconds when a worker dies."""
     env: Mapped = Names()
     """Environment variables for the workers. They change what libraries do; `elasticrl doctor` checks those it knows."""
     log_limit_bytes: Bytes = 64 * MiB

@@ -1,11 +1,12 @@
 """From the tree to what the core decides by: the same names, but for a handful that the tree files elsewhere."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from elasticrl.config.section import Section
 from elasticrl.config.tree import Tree
 from elasticrl.core import settings
+from elasticrl.core.level import Level, means_of
 
 _T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
 
@@ -13,14 +14,21 @@ _T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
 def to_core(tree: Tree) -> settings.Settings:
     """The core's settings."""
     times = tree.timeouts
+    scripted = not means_of(tree.job.level).joins
+    membership = _same(settings.Membership, tree.membership)
+    if tree.membership.fixed:
+        membership = replace(membership, min_nodes=membership.max_nodes)
+    if scripted:  # lanes, and what they decide, are the runtime's
+        membership = replace(membership, grow="always")
     return settings.Settings(
         job=tree.job.name,
-        lanes=tree.lanes.count,
+        level=Level(tree.job.level),
+        lanes=max_world(tree) if scripted else tree.lanes.count,
         steps=tree.job.steps,
         copies=tree.vault.copies,
         retry_s=tree.store.retry_s,
-        exact=tree.lanes.exact,
-        membership=_same(settings.Membership, tree.membership),
+        exact="off" if scripted else tree.lanes.exact,
+        membership=membership,
         recovery=_same(settings.Recovery, tree.recovery),
         health=_same(settings.Health, tree.health),
         timeouts=settings.Timeouts(
@@ -28,6 +36,7 @@ def to_core(tree: Tree) -> settings.Settings:
             default_phase_s=times.default_phase_s,
             floor_s=times.floor_s,
             slack=times.slack,
+            quiet_s=times.quiet_s,
             confirm_s=times.confirm_s,
             dump_s=times.dump_s,
         ),
@@ -35,6 +44,11 @@ def to_core(tree: Tree) -> settings.Settings:
         fallback=tree.comm.fallback,
         fallback_limit=tree.comm.fallback_limit,
     )
+
+
+def max_world(tree: Tree) -> int:
+    """The most workers that may ever train together."""
+    return tree.membership.max_nodes * tree.node.workers
 
 
 def _same(kind: type[_T], section: Section) -> _T:

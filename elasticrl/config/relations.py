@@ -15,6 +15,7 @@ from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
 from elasticrl.core.address import CONTROL, SOCKET_BYTES, loops
+from elasticrl.core.level import means_of
 from elasticrl.core.value import dataclass
 
 OUR_TRAINER = "elasticrl.ppo"
@@ -194,7 +195,61 @@ def _apart(one: Listener, other: Listener) -> Relation:
     )
 
 
+def _exact(t: Tree) -> bool:
+    return means_of(t.job.level).joins
+
+
 RELATIONS: tuple[Relation, ...] = (
+    # What the program does for its recovery.
+    Relation(
+        keys=("job.level", "job.program"),
+        rule="must be exact for the program elasticrl.ppo, which uses elasticrl.runtime",
+        broken=lambda t: _ours(t) and not _exact(t),
+        values=lambda t: f"it is {t.job.level}",
+        remedy="Set level: exact, or name your script as job.program.",
+    ),
+    Relation(
+        keys=("job.steps", "job.level"),
+        rule="must be 0 below job.level exact, where the script alone knows when it is done",
+        broken=lambda t: not _exact(t) and t.job.steps > 0,
+        values=lambda t: f"it is {t.job.steps}",
+        remedy="Remove it, and give the script its number of steps in job.args.",
+    ),
+    Relation(
+        keys=("vault.copies", "job.level"),
+        rule="must be 0 at job.level supervised and told, where no state is in memory",
+        broken=lambda t: t.job.level in {"supervised", "told"} and t.vault.copies > 0,
+        values=lambda t: f"it is {t.vault.copies}",
+        remedy="Remove it, or set level: kept.",
+    ),
+    Relation(
+        keys=("comm.backend", "job.level"),
+        rule="must be auto below job.level exact, where the script itself chooses in init_process_group",
+        broken=lambda t: not _exact(t) and t.comm.backend != "auto",
+        values=lambda t: f"it is {t.comm.backend}",
+        remedy="Remove it.",
+    ),
+    Relation(
+        keys=("comm.fallback", "job.level"),
+        rule="must be none below job.level exact: a script's own process group cannot be moved to gloo",
+        broken=lambda t: not _exact(t) and t.comm.fallback != "none",
+        values=lambda t: f"it is {t.comm.fallback}",
+        remedy="Set fallback: none.",
+    ),
+    Relation(
+        keys=("timeouts.quiet", "job.level"),
+        rule="must be 0 at job.level exact, whose workers say what they do",
+        broken=lambda t: _exact(t) and t.timeouts.quiet_s > 0,
+        values=lambda t: f"it is {_s(t.timeouts.quiet_s)}",
+        remedy="Remove it; timeouts.phase and timeouts.default_phase hold there.",
+    ),
+    Relation(
+        keys=("membership.fixed", "membership.min_nodes", "membership.max_nodes"),
+        rule="must not be true with a min_nodes between 1 and max_nodes: the job would never train on so few",
+        broken=lambda t: t.membership.fixed and 1 < t.membership.min_nodes < t.membership.max_nodes,
+        values=lambda t: f"min_nodes is {t.membership.min_nodes}, max_nodes {t.membership.max_nodes}",
+        remedy=lambda t: f"Remove min_nodes, or set it to {t.membership.max_nodes}.",
+    ),
     # Who is in, and how a death is noticed.
     Relation(
         keys=("membership.lease_ttl", "membership.keepalive", "store.retry"),
@@ -401,9 +456,9 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
-        keys=("lanes.count", "membership.max_nodes", "node.workers"),
+        keys=("lanes.count", "membership.max_nodes", "node.workers", "job.level"),
         rule="must be at least the largest world: max_nodes x node.workers",
-        broken=lambda t: t.lanes.count < _world(t),
+        broken=lambda t: _exact(t) and t.lanes.count < _world(t),
         values=lambda t: f"{t.lanes.count} lanes are fewer than {_world(t)} workers",
         remedy=lambda t: (
             f"Raise lanes.count to {_world(t)} before the job starts, or lower max_nodes to "
@@ -447,9 +502,9 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Raise min_nodes to {t.vault.copies + 1} or lower copies to {t.membership.min_nodes - 1}.",
     ),
     Relation(
-        keys=("vault.copies", "membership.min_nodes"),
+        keys=("vault.copies", "membership.min_nodes", "job.level"),
         rule="should be at least 1 with several nodes, or a lost node costs the steps since the last disk checkpoint",
-        broken=lambda t: t.membership.min_nodes > 1 and t.vault.copies == 0,
+        broken=lambda t: _exact(t) and t.membership.min_nodes > 1 and t.vault.copies == 0,
         values=lambda t: f"0 copies with at least {t.membership.min_nodes} nodes",
         remedy="Set copies: 1, if memory allows.",
         level="warning",

@@ -32,6 +32,8 @@ class Why(StrEnum):
     WENT_ON = "went_on"  # after a hold
     UNSAVED = "unsaved"  # it stops, and no gang is there to save its last steps
     FINISHED = "finished"  # all steps are made
+    SCRIPT_ENDED = "script_ended"  # with exit code 0, on all ranks
+    ENDED_AT_ONCE = "ended_at_once"  # the script failed as it was started for the first time
     CRASH_LOOP = "crash_loop"
     POLICY = "policy"  # what was proven ends the job, as the operator has configured
     STORE_LOST = "store_lost"  # etcd lost its data, and a node has written the plan again
@@ -159,6 +161,8 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
         Why.RESUMED: "resumed after the pause",
         Why.WENT_ON: "going on",
         Why.FINISHED: "all {step} steps are done",
+        Why.SCRIPT_ENDED: "the script has ended with exit code 0 on all ranks",
+        Why.ENDED_AT_ONCE: "the script failed {seconds:.1f} s after its first start, so it is not started again: {who}: {said}",
         Why.CRASH_LOOP: "crash loop: {said}, {count} times at step {step} without progress",
         Why.POLICY: "{said}",
         Why.STORE_LOST: "the store lost its data, and {nodes} wrote the plan again",

@@ -260,12 +260,13 @@ def _follow(
                 kill + look + _train(state, plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason
             )
         case Phase.PROBE:
-            return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
+            return Wish(kill + _hold(state, plan, workers) + _probe(state, plan), reason=plan.reason)
         case Phase.HOLD if plan.saves:
             return _save(state, plan, workers, now)
         case Phase.HOLD:
             leave = _leave_held(state, now)
-            return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
+            held = kill + _hold(state, plan, workers) + _commit(state, plan, workers)
+            return Wish(held + leave, reason=plan.reason)
 
 
 def tries(state: State, now: float) -> Wish:
@@ -330,10 +331,22 @@ def _look(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
     return (LookAt(generation=plan.generation, request=view.look_revision),)
 
 
-def _hold(plan: Plan, workers: Workers) -> tuple[Action, ...]:
+def _hold(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
+    """Out of the gang, state in hand. Whoever cannot go on in another one ends, with the time for a save of its own."""
     if not alive(workers) or workers.generation >= plan.generation:
         return ()
-    return (Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason),)
+    if state.settings.means.in_place:
+        return (Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason),)
+    in_order = plan.phase is Phase.HOLD and not plan.rung
+    return (_end(state, plan.generation, plan.reason, in_order=in_order),)
+
+
+def _end(state: State, generation: int, reason: str, *, in_order: bool) -> Halt:
+    """End a script's workers: with time for a last save where nothing is broken, else as soon as it can save on SIGTERM."""
+    recovery = state.settings.recovery
+    return Halt(
+        generation=generation, save=True, within_s=recovery.drain_s if in_order else recovery.grace_s, reason=reason
+    )
 
 
 def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
@@ -368,6 +381,8 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
 
 
 def _unseated(state: State, plan: Plan, workers: Workers) -> Wish:
+    if state.leaving and not state.settings.means.in_place and alive(workers):
+        return Wish((_end(state, plan.generation, state.leaving, in_order=True),), reason=state.leaving)
     if state.leaving:
         return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
     if plan.phase is Phase.PROBE and state.me.node in plan.place:
@@ -410,6 +425,8 @@ def unsaved(state: State, now: float) -> bool:
     plan = state.view.plan
     if plan is None or plan.phase is not Phase.STOP or state.me not in plan.seat_of:
         return False
+    if not state.settings.means.commits:
+        return False  # what a script has made, it has saved itself
     return now >= state.adopted + state.settings.recovery.drain_s and workers_of(state).step > state.view.committed
 
 
@@ -435,5 +452,7 @@ def _leave_held(state: State, now: float) -> tuple[Action, ...]:
     if not state.leaving:
         return ()
     safe = state.view.committed >= workers_of(state).step
+    if not state.settings.means.commits:
+        safe = not alive(workers_of(state))
     late = now >= state.leaving_since + state.settings.recovery.drain_s
     return (Leave(code=0, reason=state.leaving),) if safe or late else ()

@@ -31,6 +31,7 @@ def form(scene: Scene) -> Move | None:
         unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
         strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
         unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
+        unlike += "; it trains on no fewer (membership.fixed)" if scene.settings.membership.fixed else ""
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
     back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
@@ -99,6 +100,10 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
+    if not scene.settings.means.in_place:
+        due = scene.lead.planned_at + scene.settings.membership.grow_every_s
+        if scene.now < due:  # each growth is a restart of all
+            return Move(wake_at=due, why=f"{plan.reason}; {count(came, 'more node')} ready, let in at the next restart")
     new = tuple(seat.member for seat in seats if seat.member not in plan.seat_of)
     return Move(plan=scene.train(seats, Cause(why=Why.JOINED, who=new), rung=Rung.START, strike=plan.strike))
 
@@ -132,7 +137,7 @@ def moved(scene: Scene) -> Move | None:
     rung's deadline, and all were probed and started afresh.
     """
     plan = scene.plan
-    if plan is None or plan.phase is not Phase.TRAIN:
+    if plan is None or plan.phase is not Phase.TRAIN or not scene.settings.means.in_place:
         return None
     gone = tuple(seat.member for seat in plan.seats if scene.vault_of(seat) != seat.vault)
     if not gone:

@@ -74,7 +74,7 @@ def _mends_to_save(scene: Scene) -> bool:
         return False
     if plan.phase is Phase.HOLD and plan.saves:
         return False  # it has ended, and saved what it could
-    made = scene.behind or bool(scene.doing[Work.TRAINING])
+    made = scene.settings.means.commits and (scene.behind or bool(scene.doing[Work.TRAINING]))
     here = [node for node, record in scene.records.items() if not record.leaving and node not in scene.held]
     return made and len(here) >= scene.settings.membership.min_nodes
 
@@ -120,6 +120,8 @@ def finished(scene: Scene) -> Move | None:
         why = f"all steps are made, but step {step} was not committed within {drain_s:g} s: rank 0's log ({who}) says more"
         return Move(why=f"{why}; elasticrl stop ends the job from step {scene.view.committed}")
     made = Cause(why=Why.FINISHED, step=scene.view.committed)
+    if not scene.settings.means.commits:
+        made = Cause(why=Why.SCRIPT_ENDED)
     return Move(plan=scene.write(Phase.STOP, plan.seats, made, exit_code=Outcome.FINISHED.value))
 
 

@@ -125,7 +125,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         if node in scene.records:
             doubted[scene.records[node].member] = now
     trains = {record.member.node: record.step for record in scene.doing[Work.TRAINING]} if lead.failures else {}
-    failures = {node: failed for node, failed in lead.failures.items() if trains.get(node, -1) <= failed.step}
+    known = {} if scene.lasted else lead.failures
+    failures = {node: failed for node, failed in known.items() if trains.get(node, -1) <= failed.step}
     for record in scene.doing[Work.FAILED]:
         node, left, last = record.member.node, record.exit, failures.get(record.member.node)
         if left is None or left.generation != record.generation:

@@ -10,7 +10,7 @@ from elasticrl.core.cause import Cause, Why, found
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.findings import known
 from elasticrl.core.judge import judge
-from elasticrl.core.model import JOIN, LOADING, Member, Phase, Rung, Seat, Work
+from elasticrl.core.model import JOIN, LOADING, Member, Outcome, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import capped, confinements, cut_off
 from elasticrl.core.scene import Fate, Move, Scene
@@ -32,13 +32,13 @@ def losses(scene: Scene) -> Move | None:
         return None
     if spared := _leaves_too_few(scene):
         return spared
-    strike = plan.strike
+    strike = None if scene.lasted else plan.strike
     failed = (record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way)
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     if own:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
         cause = Cause(why=Why.FAILED, said=own.cause)
-        strike = strike_of(plan.strike, cause, max(own.step, scene.newest), own=True)
+        strike = strike_of(strike, cause, max(own.step, scene.newest), own=True)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
     unwanted = {member: cause for member, cause in sick.items() if cause} | condemned
     confine = confinements(scene, unwanted)
@@ -47,6 +47,8 @@ def losses(scene: Scene) -> Move | None:
     fates = tuple(replace(f, seat=None) if f.seat and s.member in confined else f for f, s in stays)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
     rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
+    if own and (stop := _at_once(scene)):
+        return stop
     if strike is not plan.strike and strike and strike.count > 1:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
     causes, verdict = _why_lost(scene, condemned)
@@ -66,6 +68,32 @@ def losses(scene: Scene) -> Move | None:
         return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
     move = strike_or(scene, strike, lambda: scene.train(seats, *causes, rung=rung, strike=strike))
     return replace(move, confine=cut_off(scene, confine, cuts), verdict=verdict)
+
+
+AT_ONCE_S = (
+    15.0  # a script that fails within this time of its first start has a mistake in its arguments or its imports
+)
+
+
+def _at_once(scene: Scene) -> Move | None:
+    """A script has failed as it was started for the first time in this run. It would fail again: the job ends, and says why."""
+    plan, now = scene.plan, scene.now
+    assert plan is not None
+    first = plan.says(Why.BEGUN, Why.BEGUN_AGAIN)
+    lasted_s = now - scene.lead.planned_at
+    if scene.settings.means.joins or not first or lasted_s > AT_ONCE_S or scene.newest > scene.view.committed:
+        return None
+    failed = min(
+        (record for record in scene.doing[Work.FAILED] if record.exit and record.exit.own and not record.exit.signal),
+        key=lambda record: record.member,
+        default=None,
+    )
+    if failed is None or failed.exit is None:
+        return None
+    cause = Cause(why=Why.ENDED_AT_ONCE, who=(failed.member,), seconds=lasted_s, said=failed.exit.cause)
+    _, verdict = _why_lost(scene, ())
+    stop = scene.write(Phase.STOP, plan.seats, cause, strike=plan.strike, exit_code=Outcome.CRASH_LOOP.value)
+    return Move(plan=stop, verdict=verdict)
 
 
 def _condemned(scene: Scene) -> dict[Member, Cause]:

@@ -291,6 +291,8 @@ class Lap:
 OUTSIDE: Final = "outside"
 #: That of a seated process whose program has not asked for its rank yet: it imports, and loads its model.
 LOADING: Final = "warm"
+#: That of a script that has not said what it does. Nothing but a look from outside can tell that it hangs.
+UNTOLD: Final = "script"
 #: How a program asks for it.
 JOIN: Final = "elasticrl.runtime.join()"
 #: That of a worker from when it has taken its rank in a generation until it trains there.
@@ -298,7 +300,7 @@ MEETING: Final = "reform"
 #: What a phase of a script's own is called that has a cap of its own: it is a key of the configuration, and has 32 bytes in a
 #: beat. Others are cut there, and have the usual cap.
 PHASE_NAME: Final = r"[A-Za-z][A-Za-z0-9_-]{0,31}"
-STATES: Final = frozenset({OUTSIDE, LOADING, MEETING, "parked", "done"})
+STATES: Final = frozenset({OUTSIDE, LOADING, MEETING, UNTOLD, "parked", "done"})
 
 
 def misnamed(phase: str) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import inf
 
 from elasticrl.core import versions
-from elasticrl.core.cause import KEPT, Cause, Why
+from elasticrl.core.cause import KEPT, Cause, Why, orderly
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -275,9 +275,9 @@ class Scene:
             left = record.exit
             said, signal = (left.cause, left.signal) if left else ("its worker failed", 0)
             cause = Cause(why=Why.FAILED, who=(member,), said=said, signal=signal)
-            return Fate(
-                seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, cause=cause
-            )
+            # All begin afresh below exact: to wait until this node has a warm process costs less than two restarts.
+            ready = record.warm or not (self.settings.means.in_place or record.problem)
+            return Fate(seat=replace(seat, born=self.plan.generation + 1) if ready else None, fresh=True, cause=cause)
         if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
             # Found by seed 2352: a hold ends workers with a save, and their seat went into a gang before it had new ones.
             return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
@@ -343,7 +343,9 @@ class Scene:
 
     @property
     def behind(self) -> bool:
-        """Have the seats made steps that are not on disk?"""
+        """Have the seats made steps that are not on disk, though the runtime could save them?"""
+        if not self.settings.means.commits:
+            return False
         records = map(self.record_of, self.plan.seats if self.plan else ())
         return any(record is not None and self.view.committed < record.step for record in records)
 
@@ -535,6 +537,8 @@ class Scene:
     ) -> Plan:
         """The next plan with these seats, or a hold if they are too few."""
         need, causes = self.settings.membership.min_nodes, (*causes, *self.unlike(seats))
+        if not self.settings.means.in_place:
+            return self._train_afresh(seats, causes, rung, strike)
         if len(seats) < need:
             few = Cause(why=Why.TOO_FEW, count=len(seats), of=need)
             return self.write(Phase.HOLD, seats, *causes, few, rung=rung, strike=strike)
@@ -542,6 +546,25 @@ class Scene:
         if rung >= Rung.RESTART:
             seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
         return self.write(Phase.TRAIN, seats, *causes, rung=rung, strike=strike, saves=saves)
+
+    def _train_afresh(
+        self, seats: tuple[Seat, ...], causes: tuple[Cause, ...], rung: Rung, strike: Strike | None
+    ) -> Plan:
+        """Likewise, where no worker can go on in another gang: each plan has fresh processes on all nodes, whoever was lost."""
+        need, kinds = self.settings.membership.min_nodes, [cause.why.value for cause in causes]
+        rung = Rung.START if rung is Rung.START or orderly(kinds) else Rung.RESTART
+        if len(seats) < need:
+            few = Cause(why=Why.TOO_FEW, count=len(seats), of=need)
+            return self.write(Phase.HOLD, seats, *causes, few, rung=rung, strike=strike)
+        seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
+        return self.write(Phase.TRAIN, seats, *causes, rung=rung, strike=strike)
+
+    @property
+    def lasted(self) -> bool:
+        """Has a gang that tells no steps trained for so long that it has got on? What failed before it is then over."""
+        if self.settings.means.commits or self.newest or self.plan is None or self.plan.phase is not Phase.TRAIN:
+            return False
+        return self.lead.planned_at + self.settings.recovery.steady_s <= self.now
 
     def unlike(self, seats: tuple[Seat, ...]) -> tuple[Cause, ...]:
         """Which of those that these seats let in compute other bits than the job, where that is to be said."""

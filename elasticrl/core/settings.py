@@ -7,6 +7,7 @@ between them (a lease must outlive two keepalives, ...) are checked in `elasticr
 from dataclasses import field
 from typing import Literal
 
+from elasticrl.core.level import MEANS, Level, Means
 from elasticrl.core.value import dataclass
 
 
@@ -19,6 +20,8 @@ class Membership:
     spares: int = 0  # nodes kept warm and unseated, to take a dead one's place
     settle_s: float = 1.0  # the first plan waits this long for nodes to arrive, and growth for those who get ready
     grow: Literal["useful", "always"] = "useful"  # useful: only when more nodes mean fewer rounds of lanes
+    fixed: bool = False  # no other world than that of max_nodes: `least` of them, or none
+    grow_every_s: float = 600.0  # a gang that grows by a restart of all is restarted for that no more often
     lease_ttl_s: float = 10.0  # a member whose lease is not renewed this long is dead to all
     keepalive_s: float = 4.0
     report_s: float = 5.0  # how often a training node refreshes the step in its record
@@ -41,6 +44,10 @@ class Recovery:
     reload_s: float = 300.0  # rung 4
     probe_s: float = 10.0  # a PROBE plan waits this long for the members' answers
     drain_s: float = 60.0  # a draining node finishes, saves and leaves within this
+    grace_s: float = 10.0  # from SIGTERM to SIGKILL, where a script's workers are ended
+    steady_s: float = (
+        300.0  # a gang that tells no steps and has run so long has got on: failures before it do not count
+    )
     no_progress_limit: int = 3  # failures of the program's own, whatever each says, with no step beyond the first's
 
 
@@ -64,6 +71,7 @@ class Timeouts:
     default_phase_s: float = 60.0
     floor_s: float = 2.0  # a learned budget is never shorter
     slack: float = 10.0  # a learned budget is this many times what is usual
+    quiet_s: float = 0.0  # a script that tells nothing may show no sign of life for so long; 0: for ever
     confirm_s: float = 1.0  # a stall must stand this long after its budget before it is acted on
     dump_s: float = 10.0  # the longest that stacks and recorders of stalled workers are waited for
 
@@ -73,6 +81,7 @@ class Settings:
     """All that the core is told: one job, on one node."""
 
     job: str = "job"
+    level: Level = Level.EXACT
     lanes: int = 8
     steps: int = 0  # the job is finished after this many; 0: it never is
     copies: int = 1  # vault copies on other nodes
@@ -85,3 +94,8 @@ class Settings:
     policy: dict[str, str] = field(default_factory=dict)  # class of fault -> what is done at most; others: restart
     fallback: Literal["none", "gloo"] = "none"  # what to go on over where NCCL is proven broken
     fallback_limit: float = 20.0  # not where moving a step's bytes would take more than so many usual steps
+
+    @property
+    def means(self) -> Means:
+        """What a plan of this job may use."""
+        return MEANS[self.level]

@@ -167,6 +167,8 @@ def _said_by(state: State, workers: Workers, now: float) -> tuple[Evidence, ...]
     found = []
     if left is not None:
         found.append(of_exit(left, rank=_rank(state, left.generation, left.slot), node=me.node))
+    if stall is not None and stall.waiting and not state.settings.means.joins:
+        return tuple(found)  # whether a script waits, or is waited for, its stack says
     # A worker that is told of a new gang may still be seen waiting in the old one.
     if stall is not None and not _unsure(state, stall, now) and not (workers.work is Work.JOINING and stall.waiting):
         rank = _rank(state, workers.generation, stall.slot)

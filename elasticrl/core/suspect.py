@@ -8,8 +8,9 @@ and the plan goes to PROBE.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import lru_cache, partial
+from math import inf
 
-from elasticrl.core.model import Member, Phase, Plan, Record, Stall, View, Work
+from elasticrl.core.model import UNTOLD, Member, Phase, Plan, Record, Stall, View, Work
 from elasticrl.core.pairs import turns
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Membership, Timeouts
@@ -368,6 +369,8 @@ class Budgets:
 
     def budget(self, phase: str, step: int | None = None) -> float:
         """Seconds without progress after which a worker in this phase, at this step, is stalled."""
+        if phase == UNTOLD:
+            return self.settings.quiet_s or inf
         cap = self.settings.phase_s.get(phase, self.settings.default_phase_s)
         seen, ended = self.took.get(phase), self.ended.get(phase)
         if seen is None:

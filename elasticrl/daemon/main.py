@@ -642,7 +642,7 @@ class Daemon(Resident):
         before, was = self._plan, self._stages
         self._stages, done = self._stages.after(
             event, view.plan, decision.state.me,
-            paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now, before),
+            paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now, before), means=self.settings.means,
         )  # fmt: skip
         if done is not None:
             self.measures.recovered(done)

@@ -6,9 +6,11 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from elasticrl.core import versions
 from elasticrl.core.cause import Why, goes_on, names, orderly
+from elasticrl.core.level import GIVES, MEANS, Level
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -96,6 +98,9 @@ class Picture:
     last_s: float | None = None  # how long ago
     advice: tuple[str, ...] = ()
     exit_code: int | None = None
+    level: str = ""  # job.level; "": not known here
+    tells: bool = True  # steps are known
+    commits: bool = True  # and committed
 
 
 def picture(
@@ -196,6 +201,13 @@ def picture(
         ),
         exit_code=plan.exit_code if plan and not again else None,
     )
+
+
+def on_level(made: Picture, level: Level) -> Picture:
+    """The same, with the level that the job is on, and what the next one would give."""
+    means = MEANS[level]
+    more = (GIVES[level],) if GIVES[level] and made.exit_code is None else ()
+    return replace(made, level=level.value, tells=means.tells, commits=means.commits, advice=(*made.advice, *more))
 
 
 def has_ended(plan: Plan | None, *, again: bool) -> bool:
@@ -530,7 +542,11 @@ def advice(
         said.append(f"The job is paused. Go on: elasticrl resume.{kept}")
     if view.leader is None and rows and not over:
         said.append("No node leads. If this lasts longer than a lease, check etcd: elasticrl doctor --config FILE.")
-    if over and view.plan and by_policy(view.plan):
+    if over and view.plan and view.plan.says(Why.ENDED_AT_ONCE):
+        said.append(
+            "Fix the script, or its arguments, and start it again. `elasticrl config check` reads it beforehand."
+        )
+    elif over and view.plan and by_policy(view.plan):
         said.append(
             "The job stopped at this fault because the policy says so. Fix the cause and start the job again: it resumes there."
         )

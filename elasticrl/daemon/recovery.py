@@ -14,6 +14,7 @@ from statistics import median
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
 from elasticrl.core.goodput import goodput
+from elasticrl.core.level import RUNTIME, Means
 from elasticrl.core.model import Member, Phase, Plan, Work
 from elasticrl.core.value import dataclass
 
@@ -83,18 +84,39 @@ class Stages:
     paused: bool = False  # the plan holds because an operator wants it to
 
     def after(
-        self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False, still_s: float = 0.0
+        self,
+        event: Event,
+        plan: Plan | None,
+        me: Member,
+        *,
+        paused: bool = False,
+        still_s: float = 0.0,
+        means: Means = RUNTIME,
     ) -> tuple["Stages", Done | None]:
         """As `_after`, and how far the workers here have come. A fault in whose hold a pause comes is timed by nobody."""
         if paused and not self.paused and self.plan is not None and self.plan.phase is Phase.HOLD:
             pauses = replace(self, sign_at=None, paused=True)
-            return pauses.after(event, plan, me, paused=paused, still_s=still_s)
+            return pauses.after(event, plan, me, paused=paused, still_s=still_s, means=means)
+        if not means.joins and self.joined_at is not None and isinstance(event, Workers):
+            return self.begun_again(event, means)
         stages, done = self._after(event, plan, me, paused=paused, still_s=still_s)
+        if not means.joins and stages.joined_at is not None and isinstance(event, Workers):
+            return replace(stages, lost=self.lost, newest=self.newest).begun_again(event, means)
         if isinstance(event, Workers):
             stages = replace(
                 stages, newest=event.step if stages.joined_at == event.now else max(self.newest, event.step)
             )
         return stages, done
+
+    def begun_again(self, event: Workers, means: Means) -> tuple["Stages", Done | None]:
+        """A script runs again. With its first word it is over, and says from which step it has gone on; where it never says
+        one, it is over now, and what was lost is not known.
+        """
+        if means.tells and not event.step:
+            return self, None
+        lost = max(0, self.newest - event.step + 1) + (self.lost or 0) if self.newest and means.tells else None
+        done = replace(self, lost=lost).summed(event.now)
+        return replace(self, sign_at=None, joined_at=None, lost=None, newest=event.step), done
 
     def _after(
         self, event: Event, plan: Plan | None, me: Member, *, paused: bool, still_s: float
@@ -140,7 +162,7 @@ class Stages:
                 plan, plan_at = (self.grown, now) if self.grown else (self.plan, self.plan_at)
                 return replace(
                     self, sign_at=None, joined_at=None, lost=None, grown=None, plan=plan, plan_at=plan_at
-                ), self._done(now)
+                ), self.summed(now)
         return self, None
 
     def since(self, plan: Plan) -> int:
@@ -159,7 +181,8 @@ class Stages:
         well = workers.work is Work.TRAINING and workers.stall is None
         return well and workers.generation == self.plan.generation
 
-    def _done(self, now: float) -> Done:
+    def summed(self, now: float) -> Done:
+        """The recovery that is over now."""
         assert self.plan is not None
         assert self.sign_at is not None
         assert self.joined_at is not None

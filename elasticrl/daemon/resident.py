@@ -28,7 +28,7 @@ from elasticrl.daemon.folders import not_ours
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
-from elasticrl.daemon.picture import Picture
+from elasticrl.daemon.picture import Picture, on_level
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.stored import highest_incarnation
@@ -238,10 +238,11 @@ class Resident(ABC):
     async def picture(self) -> Picture:
         """What the whole job looks like."""
         store, view, here = self.seen
-        return await operators.look(
+        made = await operators.look(
             store, view, job=self.tree.job.name, node=self.name, here=here, own=self.own, planned_s=self.planned_s,
             needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
         )  # fmt: skip
+        return on_level(made, self.settings.level)
 
 
 def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:

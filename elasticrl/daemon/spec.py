@@ -9,13 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from elasticrl.agent.spec import PRELOAD, Spec
+from elasticrl.agent.spec import FORKING, PRELOAD, Spec
 from elasticrl.config import Tree, dumps
 from elasticrl.config.cluster import Web
+from elasticrl.core.level import means_of
 from elasticrl.core.settings import Timeouts
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.vault import folder_of
 from elasticrl.diagnose import witness
+from elasticrl.diagnose.program import imports
 
 RUNTIME: Final = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
@@ -34,6 +36,12 @@ def spec_of(
         tree.model.strategy,
         *(role.strategy for role in (tree.placement.actor, tree.placement.critic) if role),
     }
+    script = not means_of(tree.job.level).joins
+    own = (
+        *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
+        *OWN.get(tree.job.program, ()),
+        *((FSDP,) if "fsdp" in strategies else ()),
+    )
     return Spec(
         job=tree.job.name,
         node=node,
@@ -45,15 +53,14 @@ def spec_of(
         interface=tree.node.interface or "",
         spares=tree.agent.spares,
         threads=tree.lanes.threads,
-        preload=(
-            *PRELOAD,
-            *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
-            *OWN.get(tree.job.program, ()),
-            *((FSDP,) if "fsdp" in strategies else ()),
-            *tree.agent.preload,
-        ),
+        preload=(*PRELOAD, *(() if script else own), *tree.agent.preload),
+        script=script,
+        unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
+        imports=imports(program[0]) if script and len(program) == 1 and tree.agent.script_imports else (),
+        grace_s=tree.recovery.grace_s,
+        drain_s=tree.recovery.drain_s,
         fingerprint=FINGERPRINT,
-        ahead=AHEAD if there(RUNTIME) else "",
+        ahead=AHEAD if there(RUNTIME) and not script else "",
         config=dumps(for_workers(tree)),
         env=worker_env(tree, node, home),
         stop_s=tree.agent.stop_timeout_s,

@@ -139,6 +139,10 @@ def place(frames: Sequence[Frame]) -> Place:
                     return Place(what=what, words=words.format(op=op), frame=_telling(what, frames, frame), op=op)
     if frames and _WORK_WAIT.search(linecache.getline(frames[0].file, frames[0].line)):
         return Place(what="collective", words="in a collective", frame=frames[0])
+    # DDP's reducer waits there in C++, and on a GPU the main thread does for autograd's own: neither has a frame. Found live:
+    # the rank that waited for the gradients of one that hung in its loader was named in its place.
+    if frames and frames[0].name == "_engine_run_backward":
+        return Place(what="collective", words="in backward, where it waits for gradients", frame=frames[0])
     return Place(what="code", words="in its own code" if frames else "nowhere", frame=frames[0] if frames else None)
 
 

@@ -3,6 +3,7 @@
 #: The fields of `core.settings` that come from a key of another name, or from all keys of a section.
 RENAMED = {
     "job": "job.name",
+    "level": "job.level",
     "lanes": "lanes.count",
     "steps": "job.steps",
     "copies": "vault.copies",

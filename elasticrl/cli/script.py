@@ -1,0 +1,122 @@
+"""`elasticrl run -- train.py ARGS`: a script as torchrun would run it, on this machine, without a configuration of its own.
+
+The one idea: the command writes the configuration that somebody would write for it, and runs that. So all that a job has is
+there (status, incidents, report), and the file is a start for the cluster's.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+MARK: Final = "--"  # what comes after it is the script, and its arguments
+LINES: Final = 1 << 16  # bytes of a script's output that are shown at once; of more the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What was written behind the mark.
+
+    Example: Script(program="train.py", args=("--lr", "1e-4"))
+    """
+
+    program: str
+    args: tuple[str, ...] = ()
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], Script | None]:
+    """The command's own arguments, and the script's."""
+    words = list(arguments)
+    if words[:1] != ["run"] or MARK not in words:
+        return words, None
+    at = words.index(MARK)
+    behind = words[at + 1 :]
+    return words[:at], Script(program=behind[0] if behind else "", args=tuple(behind[1:]))
+
+
+def name_of(script: Script) -> str:
+    """The job's name: the script's, and a mark of where it lies, so that two scripts of one name never meet."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", Path(script.program).stem.lower()).strip("-")[:20] or "script"
+    place = hashlib.blake2b(os.fsencode(Path(script.program).absolute()), digest_size=2).hexdigest()
+    return f"{stem if stem[0].isalpha() else f's-{stem}'}-{place}"
+
+
+def folder_of(name: str) -> Path:
+    """Where its configuration, logs and incidents lie."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "elasticrl" / name
+
+
+def written(script: Script, level: str, nodes: int, workers: int) -> Path:
+    """The configuration for it, as a file."""
+    name = name_of(script)
+    folder = folder_of(name)
+    shm = Path("/dev/shm")  # noqa: S108 - the vault makes its own folder there, closed to others
+    vault = shm / f"elasticrl-{os.getuid()}" if shm.is_dir() else folder / "vault"
+    conf: dict[str, Any] = {
+        "job": {"name": name, "level": level, "program": script.program, "args": list(script.args)},
+        "node": {"workers": workers, "interface": "lo", "state_dir": str(folder / "state")},
+        "store": {"embedded": True},
+        "membership": {
+            "min_nodes": 1, "max_nodes": nodes, "settle": "1s", "lease_ttl": "5s", "keepalive": "1500ms",
+            "grow_every": "10s",
+        },
+        # A script's save, or its evaluation, may take long, and reports nothing meanwhile.
+        "timeouts": {"floor": "30s", "default_phase": "30m", "collective": "1h"},
+        "vault": {"dir": str(vault)},
+        "checkpoint": {"dir": str(folder / "checkpoints")},
+        "telemetry": {"log_dir": str(folder / "log")},
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder / "job.yaml"
+    head = f"# Written by `elasticrl run -- {script.program}`. See docs/CONFIGURATION.md for every key.\n"
+    # JSON is YAML: whatever paths and arguments have in them is read back as it is.
+    text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in conf.items())
+    file.write_text(head + text, encoding="utf-8")
+    return file
+
+
+def overrides(script: Script) -> list[str]:
+    """The script in place of the one that a configuration names."""
+    return [f"job.program={json.dumps(script.program)}", f"job.args={json.dumps(list(script.args))}"]
+
+
+class Output:
+    """What rank 0 of a script writes, on this terminal: the end of its newest log, as far as it was not shown yet."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._shown: dict[Path, int] = {}
+
+    def look(self, picture: Mapping[str, Any]) -> None:
+        """Show what is new."""
+        node = next((row["node"] for row in picture.get("rows", ()) if row["rank"] == 0), None)
+        if node is not None:
+            self.show(self._logs / node / f"attempt_{picture['generation']}" / "rank_0.log")
+
+    def show(self, log: Path) -> None:
+        """Of one log."""
+        begin = self._shown.get(log, 0)
+        try:
+            with log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(begin, size - LINES))
+                data = file.read()
+        except OSError:
+            return
+        if whole := data[: data.rfind(b"\n") + 1]:
+            self._shown[log] = max(begin, size - LINES) + len(whole)
+            typer.echo(whole.decode(errors="replace"), nl=False)
+            sys.stdout.flush()
+
+    def rest(self) -> None:
+        """What was written since the last look."""
+        for log in list(self._shown):
+            self.show(log)

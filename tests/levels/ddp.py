@@ -1,0 +1,56 @@
+"""A plain DDP script: torchrun's variables, its own checkpoint, nothing of elasticrl. It runs under torchrun as it is."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--steps", type=int, default=200)
+    asked.add_argument("--every", type=int, default=5)
+    asked.add_argument("--pause", type=float, default=0.05)
+    asked.add_argument("--save", type=Path, required=True)
+    asked.add_argument("--history", type=Path, required=True)
+    asked.add_argument("--only-world", type=int, default=0)
+    args = asked.parse_args()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if args.only_world and world != args.only_world:
+        raise ValueError(f"this script cannot train in a world of {world}")
+    assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(16, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    begin, file = 0, args.save / "newest.pt"
+    if file.exists():
+        kept = torch.load(file)
+        model.module.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        begin = kept["step"]
+    for step in range(begin, args.steps):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        loss = model(torch.randn(4, 16, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(args.pause)
+        with args.history.open("a") as out:
+            out.write(f"{time.monotonic():.4f} {os.getpid()} rank {rank} world {world} step {step + 1}\n")
+        if rank == 0 and (step + 1) % args.every == 0:
+            fresh = file.with_suffix(".new")
+            torch.save(
+                {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, fresh
+            )
+            fresh.replace(file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A transformers Trainer script as one finds it: a tiny Llama, save_steps, and a resume from the last checkpoint."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 64, (12,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+class History(TrainerCallback):
+    def __init__(self, file):
+        self.file = file
+
+    def on_step_end(self, args, state, control, **_):  # noqa: ARG002 - Trainer hands them
+        time.sleep(0.05)
+        with self.file.open("a") as out:
+            world = int(os.environ["WORLD_SIZE"])
+            line = (
+                f"{time.monotonic():.4f} {os.getpid()} rank {os.environ['RANK']} world {world} step {state.global_step}"
+            )
+            out.write(line + "\n")
+
+
+def main():
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--steps", type=int, default=200)
+    asked.add_argument("--save", type=Path, required=True)
+    asked.add_argument("--history", type=Path, required=True)
+    asked.add_argument("--told", action="store_true")
+    asked.add_argument("--hang-at", type=int, default=0)
+    asked.add_argument("--log", default="")
+    args = asked.parse_args()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=32,
+        )
+    )  # fmt: skip
+    callbacks = [History(args.history)]
+    newest = get_last_checkpoint(args.save) if args.save.is_dir() else None
+    if args.told:
+        import elasticrl.hf
+
+        callbacks.append(elasticrl.hf.Callback())
+        newest = elasticrl.hf.latest(args.save)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(args.save), max_steps=args.steps, per_device_train_batch_size=2, save_steps=10, save_total_limit=3,
+            report_to=[], use_cpu=True, logging_steps=10, disable_tqdm=True, dataloader_num_workers=0,
+        ),
+        train_dataset=Samples(),
+        callbacks=callbacks,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=newest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Scripts that know nothing of elasticrl survive what befalls them, under real daemons, and end with exit code 0."""
+
+import signal
+
+import pytest
+
+from tests.levels.scripts import NODES, Running
+
+pytestmark = pytest.mark.timeout(420)
+CRASH_LOOP = 70
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["ddp.py", pytest.param("fsdp2.py", marks=pytest.mark.slow), pytest.param("hf.py", marks=pytest.mark.slow)],
+)
+def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(script: str) -> None:
+    with Running(script, "--steps", "400") as run:
+        run.job.start(*NODES)
+        run.trains(3)
+        run.warm()
+        at = run.hit("n1")
+        run.trains(3, after=at + 0.1)
+        run.warm()
+        at = run.hit("n2", signal.SIGSTOP)
+        run.trains(3, after=at + 0.3)
+        (stalled,) = run.job.events("n2", "worker.stalled")
+        assert stalled["stopped"]
+        stopped = [line for line in run.job.events("n0", "verdict.found") if line["fault"] == "host_hang"]
+        assert stopped[0]["nodes"] == ["n2"], "the one that was stopped is named"
+        assert "was stopped by SIGSTOP" in run.job.ask("n0", "status")["reason"]
+        at = run.kill_node("n2")
+        run.trains(2, after=at)
+        run.job.start("n2")
+        run.trains(3, after=run.lines()[-1].at)
+        assert run.ends() == [0, 0, 0]
+        steps = {line.step for line in run.lines()}
+        assert steps == set(range(1, 401)), "each step was made"
+        assert run.reasons()[-1] == "the script has ended with exit code 0 on all ranks"
+        run.job.check()
+
+
+def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
+    # In a world of three it trains; in one of two it raises, again and again.
+    conf = {"recovery": {"no_progress_limit": 2}, "health": {"node_strikes": 9}}
+    with Running("ddp.py", "--steps", "2000", "--only-world", "3", conf=conf) as run:
+        run.job.start(*NODES)
+        run.trains(3)
+        run.kill_node("n2")
+        assert run.ends() == [CRASH_LOOP, CRASH_LOOP]
+        (stopped,) = run.job.events("n0", "daemon.stopped")
+        assert "crash loop: " in stopped["reason"]
+        assert "ValueError: this script cannot train in a world of 2" in stopped["reason"]
+        run.job.check()
+
+
+def test_a_job_of_a_fixed_size_waits_for_a_node_and_never_shrinks() -> None:
+    conf = {"membership": {"min_nodes": 1, "fixed": True}}
+    with Running("ddp.py", "--steps", "500", "--only-world", "3", conf=conf) as run:
+        run.job.start(*NODES)
+        run.trains(3)
+        run.kill_node("n2")
+        run.until(lambda: run.job.ask("n0", "status")["state"] == "HOLDING", "a hold")
+        at = run.lines()[-1].at
+        run.job.start("n2")
+        run.trains(3, after=at)
+        assert run.ends() == [0, 0, 0]
+        assert {line.world for line in run.lines()} == {3}
+        run.job.check()
