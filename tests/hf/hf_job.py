@@ -6,11 +6,11 @@ It writes one line to the history for each step that it knows to be sealed, as t
 """
 
 import argparse
+import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ def sevens(completions: list[str], **_: Any) -> list[float]:
     return [said.count("7") / 4 - 0.1 * abs(len(said) - 4) for said in completions]
 
 
+def answers(prompts: list[str], trainer: Any) -> dict[str, list[list[int]]]:
+    """In place of generating: answers that are a function of the prompt and its turn, for who compares two trainers."""
+    words = trainer.processing_class
+    said = [random.Random(f"{x} {i % GROUP}") for i, x in enumerate(prompts)]
+    texts = ["".join(one.choices("0123456789", k=one.choice((1, 2, 3, 4)))) + "<eos>" for one in said]
+    found = {"prompt_ids": words(prompts)["input_ids"], "completion_ids": words(texts)["input_ids"]}
+    return found | {"logprobs": [[0.0] * len(ids) for ids in found["completion_ids"]]}
+
+
 def arguments(kind: str, out: Path, **more: Any) -> Any:
     """What a user would write."""
     import trl
@@ -91,10 +100,10 @@ def base_of(kind: str) -> Any:
     return {"sft": trl.SFTTrainer, "dpo": trl.DPOTrainer, "grpo": trl.GRPOTrainer, "reward": trl.RewardTrainer}[kind]
 
 
-def parts(kind: str, folder: Path, data: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def parts(kind: str, folder: Path, *, evaluates: bool = False, fixed: bool = False) -> dict[str, Any]:
     """Model, data and tokenizer, as both the stock trainer and ours take them."""
     path = model_of(folder, kind)
-    dataset = datasets.Dataset.from_list(rows(kind) if data is None else data)
+    dataset = datasets.Dataset.from_list(rows(kind))
     given: dict[str, Any] = {"processing_class": transformers.AutoTokenizer.from_pretrained(path)}
     if kind == "plain":
         words = given["processing_class"]
@@ -102,19 +111,23 @@ def parts(kind: str, folder: Path, data: list[dict[str, Any]] | None = None) -> 
         given["data_collator"] = transformers.DataCollatorForLanguageModeling(words, mlm=False)
         return given | {"model": transformers.AutoModelForCausalLM.from_pretrained(path), "train_dataset": dataset}
     if kind == "grpo":
-        given["reward_funcs"] = sevens
+        given |= {"reward_funcs": sevens, "rollout_func": answers if fixed else None}
+    if evaluates:
+        given["eval_dataset"] = dataset.select(range(12))
     return given | {"model": path, "train_dataset": dataset}
 
 
 class Teller(transformers.TrainerCallback):
     """What a test wants to see of a worker."""
 
-    def __init__(self, history: str, step_ms: float) -> None:
-        self.history, self.step_ms, self.told = history, step_ms, 0
+    def __init__(self, history: str, step_ms: float, stop: int) -> None:
+        self.history, self.step_ms, self.stop, self.told = history, step_ms, stop, 0
         self.run = elasticrl.hf.join()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del args
         time.sleep(self.step_ms / 1000)
+        control.should_training_stop |= state.global_step == self.stop
         self.tell()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -132,18 +145,6 @@ class Teller(transformers.TrainerCallback):
         self.told = run.sealed
 
 
-def trainer(kind: str, folder: Path, *, callbacks: tuple[Any, ...] = (), more: dict[str, Any] | None = None) -> Any:
-    """Ours."""
-    base = base_of(kind)
-
-    class Trainer(elasticrl.hf.Elastic, base):
-        pass
-
-    return Trainer(
-        args=arguments(kind, folder / "out", **(more or {})), callbacks=list(callbacks), **parts(kind, folder)
-    )
-
-
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("kind", choices=KINDS)
@@ -151,18 +152,37 @@ def main() -> None:
     options.add_argument("--history", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--step-ms", type=float, default=0.0)
-    options.add_argument("--more", default="", help="arguments of the trainer, as NAME=VALUE,NAME=VALUE")
-    options.add_argument("--model-out", type=Path)
+    options.add_argument("--more", default="{}", help="arguments of the trainer, as JSON")
+    options.add_argument("--model-out", type=Path, help="rank 0 writes the model there, and what was logged")
+    options.add_argument("--lora", action="store_true")
+    options.add_argument("--fixed", action="store_true", help="grpo does not generate")
+    options.add_argument("--stop", type=int, default=0, help="a callback ends the training after this step")
+    options.add_argument("--stock", action="store_true", help="the trainer as it is, in one process")
     args = options.parse_args()
-    pairs = (word.partition("=") for word in args.more.split(",") if word)
-    more = {name: int(value) if value.isdigit() else value for name, _, value in pairs}
-    made: Callable[[], Any] = lambda: trainer(  # noqa: E731
-        args.kind, args.folder, callbacks=(Teller(args.history, args.step_ms),), more=more
+    more = json.loads(args.more)
+    stock = base_of(args.kind)
+    if args.stock:
+        Trainer = stock  # noqa: N806
+    else:
+
+        class Trainer(elasticrl.hf.Elastic, stock):
+            pass
+
+    given = parts(args.kind, args.folder, evaluates="eval_strategy" in more, fixed=args.fixed)
+    if args.lora:
+        import peft
+
+        given["peft_config"] = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    trainer = Trainer(
+        args=arguments(args.kind, args.folder / "out", **more),
+        callbacks=[] if args.stock else [Teller(args.history, args.step_ms, args.stop)],
+        **given,
     )
-    found = made()
-    found.train()
+    trainer.train()
     if args.model_out:
-        found.save_model(str(args.model_out))
+        trainer.save_model(str(args.model_out))
+        if trainer.is_world_process_zero():
+            (args.model_out / "log.json").write_text(json.dumps(trainer.state.log_history))
 
 
 if __name__ == "__main__":

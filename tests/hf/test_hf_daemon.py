@@ -1,5 +1,6 @@
 """Jobs of TRL under real daemons: five workers are killed, and the bits are those of one process that nothing happens to."""
 
+import json
 import os
 import random
 import signal
@@ -25,17 +26,15 @@ PATIENCE_S = 240.0
 PRELOAD = ["elasticrl.hf.elastic", "trl.trainer.sft_trainer", "trl.trainer.grpo_trainer"]
 
 
-def conf(kind: str, models: Path) -> dict[str, Any]:
-    args = [kind, "--folder", str(models), "--history", "{folder}/history", "--step-ms", "250"]
-    return {
-        "job": {"program": str(PROGRAM), "args": [*args, "--more", f"max_steps={STEPS}"], "seed": 7},
-        "agent": {"preload": PRELOAD},
-        "membership": {"min_nodes": 3},
-        "lanes": {"count": LANES, "digest": "full"},
-        "recovery": {"reform": "60s"},
-        "timeouts": {"floor": "20s"},
-        "checkpoint": {"every": 1000},
-    }
+CONF: dict[str, Any] = {
+    "job": {"program": str(PROGRAM), "seed": 7},
+    "agent": {"preload": PRELOAD},
+    "membership": {"min_nodes": 3},
+    "lanes": {"count": LANES, "digest": "full"},
+    "recovery": {"reform": "60s"},
+    "timeouts": {"floor": "20s"},
+    "checkpoint": {"every": 1000},
+}
 
 
 def digests(run: Path) -> dict[int, str]:
@@ -50,8 +49,8 @@ def alone(job: Job, folder: Path) -> dict[int, str]:
     own = [f"checkpoint.dir={folder}/saves", f"vault.dir={folder}/vault", "vault.copies=0", "membership.min_nodes=1"]
     tree = load(job.folder / "job.yaml", own)
     (folder / "config.json").write_text(dumps(tree))
-    args = [arg.replace("250", "0") if arg == "250" else arg for arg in tree.job.args]
-    args[args.index("--history") + 1] = ""
+    args = list(tree.job.args)
+    args[args.index("--history") + 1], args[args.index("--step-ms") + 1] = "", "0"
     env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
         subprocess.run(
@@ -64,12 +63,8 @@ def alone(job: Job, folder: Path) -> dict[int, str]:
 def test_five_killed_workers_cost_no_bit_and_no_sample(tmp_path: Path, kind: str):
     hf_job.model_of(tmp_path, kind)
     chance = random.Random(kind)
-    given = conf(kind, tmp_path)
-    args = given["job"].pop("args")
-    with Job(etcd=1, conf=given) as job:
-        text = (job.folder / "job.yaml").read_text()
-        del text
-        use(job, args)
+    args = (kind, "--folder", str(tmp_path), "--step-ms", "250", "--more", json.dumps({"max_steps": STEPS}))
+    with Job(etcd=1, conf=CONF, script_args=args) as job:
         run = job.folder / "saves" / job.name
         job.start(*NODES)
         job.until_steps(3, within_s=PATIENCE_S)
@@ -91,13 +86,3 @@ def test_five_killed_workers_cost_no_bit_and_no_sample(tmp_path: Path, kind: str
         per_lane = hf_job.ROWS // (hf_job.GROUP if kind == "grpo" else 1)
         assert (used.steps, used.samples) == (STEPS, STEPS * LANES * per_lane)
         assert found == alone(job, tmp_path / "alone")
-
-
-def use(job: Job, args: list[str]) -> None:
-    """The folder of a job is known when it is made, and its program is told of it."""
-    import yaml
-
-    place = job.folder / "job.yaml"
-    plain = yaml.safe_load(place.read_text())
-    plain["job"]["args"] = [arg.replace("{folder}", str(job.folder)) for arg in args]
-    place.write_text(yaml.safe_dump(plain))
