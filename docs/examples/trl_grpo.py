@@ -4,8 +4,8 @@
     elasticrl run configs/one-machine.yaml --nodes 3 job.program=docs/examples/trl_grpo.py job.name=trl-grpo
                                                                       three local nodes, with faults survived
 
-What is elasticrl's is marked with (*); the rest is what one writes for TRL anyway. Without --model the script makes a tiny model
-of its own that knows the digits only, and teaches it to answer with the first digit of a question, four times.
+What is elasticrl's is marked with (*); the rest is what one writes for TRL anyway. Without --model the script makes a tiny
+model that knows the digits only, and teaches it to answer with the first digit of a question, four times.
 """
 
 import argparse
