@@ -28,6 +28,7 @@ import torch
 
 from elasticrl.hf.book import Book
 from elasticrl.hf.checks import check
+from elasticrl.hf.frozen import checksums, compare
 from elasticrl.hf.place import join
 from elasticrl.hf.state import State
 from elasticrl.runtime.data.cursor import Cursor, Walk
@@ -62,6 +63,7 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
         super().__init__(*args, **kwargs)
         self._ready: dict[int, Any] = {}  # each lane's inputs, as they go into the model
         self._began: bool | None = None  # on_train_begin was called here; as rank 0?
+        self._compared = -1  # the generation whose ranks have told each other of their frozen weights
         check(self)
 
     # ---- what the rest of the job may ask
@@ -122,6 +124,7 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
         self._rows, self._collate = self._data()
         steps = self._steps(walk)
         self._prepare(trial, steps, epochs=steps * walk.batch / walk.usable)
+        self._frozen = checksums(model=self.model, ref_model=getattr(self, "ref_model", None))
         self._cursor = Cursor(walk, group=self.group)
         run.register(
             model=self.model, optimizer=follow(self.optimizer, self.model), data=self._cursor, trainer=State(self)
@@ -185,12 +188,8 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
             setattr(self.callback_handler, name, getattr(self, name))
         self.current_gradient_accumulation_steps = 1
         self.accelerator.gradient_state._set_sync_gradients(True)
-        self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = (
-            torch.zeros((), dtype=torch.float64),
-            0.0,
-            0,
-        )
-        self._initial_global_step = self._initial_num_input_tokens_seen = 0
+        self._tr_loss, self._total_loss_scalar = torch.zeros((), dtype=torch.float64), 0.0
+        self._initial_global_step = self._initial_num_input_tokens_seen = self._globalstep_last_logged = 0
 
     def _take_rank(self) -> None:
         """Who speaks for the job may be another process now. Loggers begin in on_train_begin: whoever becomes rank 0 comes to
@@ -232,7 +231,10 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
 
     def _update(self, step: Step) -> Reduced:
         """The lanes that are here, and what all lanes come to."""
-        run, lanes, book = self.run, self.lanes_count, Book(self)
+        run, lanes, book, self._ready = self.run, self.lanes_count, Book(self), {}
+        if self._compared != run.generation:
+            compare(run, self._frozen)
+            self._compared = run.generation
         self.model.train()
         with run.phase("rollout") if self.group > 1 else nullcontext():
             items = [(lane, self._make(step, lane, book)) for lane in run.carried]

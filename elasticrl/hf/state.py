@@ -39,7 +39,10 @@ class State:
             "log": state.log_history[-KEPT:],
             "loss": float(trainer._tr_loss),  # noqa: SLF001 - here and below: transformers' and TRL's, without public names
             "metrics": {name: list(values) for name, values in self._metrics.items()},
-            "callbacks": [one.state()["attributes"] for one in self._callbacks],
+            "callbacks": {name: one.state()["attributes"] for name, one in self._callbacks.items()},
+            "stopped": state.max_steps
+            if trainer.control.should_training_stop and state.global_step < state.max_steps
+            else 0,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], /) -> None:
@@ -54,18 +57,20 @@ class State:
         trainer._tr_loss = torch.tensor(saved["loss"], dtype=torch.float64)  # noqa: SLF001
         self._metrics.clear()
         self._metrics.update({name: list(values) for name, values in saved["metrics"].items()})
-        for one, attributes in zip(self._callbacks, saved["callbacks"], strict=True):
-            for name, value in attributes.items():
-                setattr(one, name, value)
-        stopped = trainer.control.should_training_stop and state.global_step
-        trainer.run.end(state.global_step if stopped else state.max_steps)
+        for name, one in self._callbacks.items():
+            for attribute, value in saved["callbacks"].get(name, {}).items():
+                setattr(one, attribute, value)
+        # A callback has ended the training. With another max_steps it goes on.
+        over = saved["stopped"] == state.max_steps
+        trainer.run.end(state.global_step if over else state.max_steps)
 
     @property
-    def _callbacks(self) -> list[Any]:
+    def _callbacks(self) -> dict[str, Any]:
         trainer = self._trainer
-        return [
+        stateful = (
             one for one in (*trainer.callback_handler.callbacks, trainer.control) if isinstance(one, ExportableState)
-        ]
+        )
+        return {f"{type(one).__name__}.{i}": one for i, one in enumerate(stateful)}
 
     @property
     def _metrics(self) -> dict[str, list[float]]:

@@ -1,6 +1,8 @@
 """Each trainer makes the same bits on one worker, two and three, and through kills; every sample is used exactly once."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from gang_kit import Nodes, digests
 from safetensors.torch import load_file
 
+from elasticrl.ppo import tiny
 from elasticrl.runtime.data.audit import audit
 
 STEPS, LANES = hf_job.STEPS, 5
@@ -176,3 +179,40 @@ def test_the_stock_trainer_comes_to_the_same_weights(tmp_path: Path, models, kin
     losses, norms = ([[line[name] for line in log if "loss" in line] for log in logs] for name in ("loss", "grad_norm"))
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_a_node_with_another_base_model_under_its_adapters_ends(tmp_path: Path, models):
+    mine = tmp_path / "models"
+    shutil.copytree(models, mine)
+    with nodes(tmp_path, "sft", mine, "--lora", step_ms=200.0) as gang:
+        gang.plan("n0", "n1")
+        gang.until_new(2)
+        gang.kill_worker("n1")
+        tiny.write(hf_job.model_of(mine, "sft"), hidden=32, layers=1, heads=2, seed=1)
+        gang.plan("n0", "n1")
+        odd = gang.workers["n1"]
+        odd.process.join(100)
+        assert "that are not trained are others on rank 1 than the job has computed with" in odd.text
+        assert gang.workers["n0"].process.exitcode is None, "the others wait for a good one"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("sft", {"gradient_accumulation_steps": 4}, f"set gradient_accumulation_steps=1 and lanes.count to .*: {4 * LANES}"),
+        ("grpo", {"per_device_train_batch_size": 4, "generation_batch_size": 12}, "must be a multiple of the second"),
+        ("grpo", {"num_iterations": 2}, "num_iterations is 2: a step has one update"),
+        ("plain", {"optim": "adafactor"}, "Adafactor has no exact form here"),
+        ("plain", {"lr_scheduler_type": "reduce_lr_on_plateau"}, "must be a function of the step"),
+        ("plain", {"train_sampling_strategy": "group_by_length"}, "the order is the job's own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_with_what_to_do(
+    tmp_path: Path, models, kind: str, more: dict[str, Any], said: str
+):
+    with nodes(tmp_path, kind, models, copies=0, **more) as gang:
+        gang.plan("n0")
+        worker = gang.workers["n0"]
+        worker.process.join(100)
+        assert worker.process.exitcode == 1
+        assert re.search(said, worker.text), worker.text[-2000:]
