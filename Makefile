@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full lint types system clean install-systemd
+.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full hf lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -55,17 +55,18 @@ test: setup system lint types
 	$(BIN)/python -m pytest -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS))
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf)
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit
 	$(BIN)/python -m chaos.run sim --seconds 60
 
 full: setup system lint types
-	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/slurm
+	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/slurm --ignore tests/hf
 	$(MAKE) etcd34
 	$(MAKE) slurm
 	$(MAKE) vllm-full
+	$(MAKE) hf
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
 	$(BIN)/python -m chaos.mutate --unit --least 30
@@ -116,6 +117,15 @@ vllm: setup $(VLLM)/.stamp
 vllm-full: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
 	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
+
+# Trainers of transformers and TRL (docs/TRAINERS.md). TRL fits into the environment that there is. That it cannot be tested is a
+# failure here, not a skip.
+$(VENV)/.stamp-hf: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf]'
+	@touch $@
+
+hf: setup $(VENV)/.stamp-hf
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/hf
 
 lint: setup
 	$(BIN)/ruff format --check .

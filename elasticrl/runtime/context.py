@@ -7,6 +7,7 @@ that the script names, or from nothing but defaults. What the rest of the runtim
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ def context(config: Path | str | Tree | None, *, seated: bool) -> Context:
     if told:
         tree = loads(Path(told).read_text(encoding="utf-8"))
     elif config is None:
-        tree = Tree.model_validate({"job": {"name": Path(sys.argv[0]).stem or "alone"}, "checkpoint": {"dir": "run"}})
+        tree = Tree.model_validate({"job": {"name": _named(sys.argv[0])}, "checkpoint": {"dir": "run"}})
     elif isinstance(config, (str, Path)):
         tree = load(config)
     else:
@@ -98,3 +99,12 @@ def context(config: Path | str | Tree | None, *, seated: bool) -> Context:
     place = Path(vault) if vault else Path(tree.vault.dir) / word(tree.job.name) / word(node)
     found = Context(tree=tree, node=node, vault=place, alone=not seated)
     return found if seated or vault else replace(found, vault=place.with_name(mark(found.notes_dir)))
+
+
+def _named(script: str) -> str:
+    """A job's name from a file's.
+
+    >>> _named("examples/train_grpo.py"), _named("")
+    ('train-grpo', 'alone')
+    """
+    return re.sub("[^a-z0-9]+", "-", Path(script).stem.lower())[:63].strip("-") or "alone"

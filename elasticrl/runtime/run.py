@@ -257,6 +257,12 @@ class Run:
             if self._seat is None and (over or self._ending):
                 return
 
+    def end(self, steps: int) -> None:
+        """The job is over when so many steps are made: in place of the limit of `steps`, for scripts that find it out on the
+        way. All ranks must call it alike, in a step, or in the `load_state_dict` of a part that has kept it.
+        """
+        self._asked = self._limit = steps
+
     def lanes(self) -> Iterator[Lane]:
         """The lanes that this rank carries now, one after the other."""
         yield from self._pass_over("model")

@@ -1,0 +1,36 @@
+"""These want TRL, which `make hf` installs into an environment of its own; with ELASTICRL_HF=required skipping is failing."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+import forked_workers
+
+# Each worker is forked from a server that has these: importing them takes ten seconds.
+forked_workers.PRELOAD += ["transformers.trainer", "trl.trainer.sft_trainer", "trl.trainer.dpo_trainer"]
+forked_workers.PRELOAD += ["trl.trainer.grpo_trainer", "trl.trainer.reward_trainer", "elasticrl.hf.elastic"]
+
+REQUIRED = os.environ.get("ELASTICRL_HF") == "required"
+
+if find_spec("trl") is None and not REQUIRED:
+    collect_ignore_glob = ["test_*.py"]
+
+skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if REQUIRED and (skipped or not session.testscollected):
+        print(f"\ntrl was to be tested, and was not: {skipped or 'no tests'}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
