@@ -209,7 +209,11 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
                         fact.at,
                         f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}",
                     )
-                elif _restarts(before, plan, here.get(member)) and not (guilty.touched(member) or guilty.late):
+                elif (
+                    case.scenario.shape.settings.means.in_place
+                    and _restarts(before, plan, here.get(member))
+                    and not (guilty.touched(member) or guilty.late)
+                ):
                     yield (
                         fact.at,
                         f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}",
@@ -376,6 +380,8 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             continue
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
+        sealed = (f.step for f in case.history if isinstance(f, Sealed) and f.at <= fact.at)
+        made = made or 0 < case.scenario.shape.script_steps <= max(sealed, default=-1) + 1
         limit = settings.recovery.no_progress_limit
         before = [told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
@@ -443,6 +449,25 @@ def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
 
 
+def scripts_begin_afresh(case: Case) -> Iterator[Complaint]:
+    """Below job.level exact each gang has fresh processes on all nodes; a restart for growth comes no sooner than allowed."""
+    settings, before = case.scenario.shape.settings, None
+    if settings.means.in_place:
+        return
+    for fact in case.history:
+        if isinstance(fact, Began) and not fact.fresh:
+            yield fact.at, f"{fact.node} was told to go on in generation {fact.generation}"
+        if not isinstance(fact, Planned) or fact.plan.phase is not Phase.TRAIN:
+            continue
+        old = [str(seat.member) for seat in fact.plan.seats if seat.born != fact.plan.generation]
+        if old:
+            yield fact.at, f"generation {fact.plan.generation} has processes of an earlier one: {', '.join(old)}"
+        grows = {cause.why for cause in fact.plan.causes} == {Why.JOINED}
+        if before is not None and grows and fact.at < before + settings.membership.grow_every_s - 0.5:
+            yield fact.at, f"generation {fact.plan.generation} grows {fact.at - before:.1f} s after the last start"
+        before = fact.at
+
+
 def a_gang_speaks_one_wire(case: Case) -> Iterator[Complaint]:
     """Workers that would not understand each other are not seated together."""
     foreign = set(case.scenario.shape.foreign)
@@ -467,7 +492,11 @@ def the_job_keeps_its_bits(case: Case) -> Iterator[Complaint]:
 
 
 def growth_waits_for_the_gang(case: Case) -> Iterator[Complaint]:
-    """A gang that has not yet formed is not broken up to make it larger."""
+    """A gang that has not yet formed is not broken up to make it larger. (Of a script nobody knows when it has: there time is
+    what counts, see scripts_begin_afresh.)
+    """
+    if not case.scenario.shape.settings.means.joins:
+        return
     resumed: set[int] = set()
     before: Plan | None = None
     for fact in case.history:
@@ -674,6 +703,8 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
     """A worker that stands still is dealt with within its phase's budget, when nothing else is wrong."""
     struck = [fact for fact in case.history if isinstance(fact, Struck)]
     settings = case.scenario.shape.settings
+    if not settings.means.joins and not settings.timeouts.quiet_s:
+        return  # nobody has promised to see it
     for fact in struck:
         if fact.kind != "hang_worker" or any(
             f.kind not in ("hang_worker", "slow_worker", "kill_worker") for f in struck
@@ -768,6 +799,7 @@ EVERYWHERE: tuple[Check, ...] = (
     a_job_ends_for_a_reason,
     a_crash_loop_ends,
     a_rung_does_what_it_says,
+    scripts_begin_afresh,
     growth_waits_for_the_gang,
     commits_only_rise,
     no_committed_step_is_made_again,

@@ -67,6 +67,14 @@ MUTANTS: Final = (
     _m("a victim of a stall is not killed", "follow", "or (stall.waiting and not stall.stopped):", "or False:", "data-link-down"),
     _m("the culprit of a stall is killed", "follow", "if stall is None or not alive(workers)", "if True or stall is None or not alive(workers)", "hang-outside-a-collective"),
     _m("a lost record is written again", "follow", "if record != state.view.own:", "if record != state.view.own and not (state.view.own is None and state.reported > 0):", "leader-cut-from-the-store"),
+    # Below job.level exact.
+    _m("a script begins afresh in each gang", "scene", "        if not self.settings.means.in_place:\n            return self._train_afresh(", "        if False:\n            return self._train_afresh(", "a-script-loses-a-worker-and-a-node"),
+    _m("a script is not parked", "follow", "    if state.settings.means.in_place:\n        return (Park(plan=plan),)", "    if True:\n        return (Park(plan=plan),)", "a-script-is-paused-and-goes-on"),
+    _m("a script is not started again for each newcomer", "growth", "if scene.now < due:  # each growth", "if False:  # each growth", "a-script-loses-a-worker-and-a-node"),
+    _m("a script that has got on has no strike", "losses", "strike = None if scene.lasted else plan.strike", "strike = plan.strike", "a-script-fails-now-and-then"),
+    _m("a node whose script has got on has not failed again", "lead", "known = {} if scene.lasted else lead.failures", "known = lead.failures", "a-script-fails-now-and-then"),
+    _m("a script's node keeps its seat until it has a process", "scene", "ready = record.warm or not (self.settings.means.in_place or record.problem)", "ready = record.warm", "a-script-fails-twice-at-once"),
+    _m("a script is finished without a commit of ours", "intents", "if not scene.settings.means.commits:\n        made =", "if False:\n        made =", "a-script-loses-a-worker-and-a-node"),
     # Leading.
     _m("a restarted daemon is another member", "scene", "if record.member != member:", "if False:", "restarted-before-its-lease"),
     _m("a stopped job stays stopped", "intents", "if scene.plan and scene.plan.phase is Phase.STOP:", "if False:", "daemon-restarts-as-the-job-stops"),

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chaos.faults import ALL, KINDS, PHASES, ROLES, Fault, check
 from chaos.sim.cluster import Shape
+from elasticrl.core.level import Level
 from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
 
 
@@ -105,7 +106,9 @@ def _differing(value: dict[str, object], default: dict[str, object]) -> dict[str
         before = default.get(key)
         if item == before:
             continue
-        if isinstance(item, dict) and isinstance(before, dict):
+        if isinstance(item, Level):
+            out[key] = item.value
+        elif isinstance(item, dict) and isinstance(before, dict):
             out[key] = _differing(item, before) if before else item
         else:
             out[key] = list(item) if isinstance(item, tuple) else item
@@ -137,6 +140,25 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
         trouble_s=trouble_s,
         all_must_strike=False,
     )
+
+
+def scripted(scenario: Scenario, level: Level) -> Scenario:
+    """The same with a script, below job.level exact, as its program: as `elasticrl.config` makes its settings."""
+    shape, settings = scenario.shape, scenario.shape.settings
+    membership = replace(settings.membership, grow="always", grow_every_s=3.0)
+    seats = min(shape.nodes, membership.max_nodes)
+    settings = replace(
+        settings,
+        level=level,
+        steps=0,
+        copies=0,
+        exact="off",
+        lanes=max(settings.lanes, seats * shape.slots),
+        membership=membership,
+        timeouts=replace(settings.timeouts, quiet_s=settings.timeouts.default_phase_s),
+    )
+    shape = replace(shape, settings=settings, script_steps=shape.settings.steps, alien=())
+    return replace(scenario, shape=shape, name=f"{scenario.name} ({level})")
 
 
 def _shape(chance: Random, nodes: int | None) -> Shape:

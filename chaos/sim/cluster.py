@@ -14,7 +14,7 @@ from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.events import Action
-from elasticrl.core.model import LOADING, Plan, Work
+from elasticrl.core.model import LOADING, UNTOLD, Plan, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.suspect import Budgets
 from elasticrl.core.versions import WIRE
@@ -44,6 +44,7 @@ class Shape:
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
+    script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
 
@@ -63,6 +64,10 @@ class Cluster:
         self.gangs: dict[int, Gang] = {}
         self.layouts: dict[int, int] = {}
         self.digests: dict[tuple[int, int], str] = {}
+        self.script = (
+            not self.settings.means.joins
+        )  # a program with checkpoints of its own, in fresh processes each time
+        self.own = (0, "")  # the newest of those: version and digest
         self.running: Gang | None = None
         self.committed: list[str] = []
         self.finishing: dict[str, int] = {}
@@ -194,7 +199,8 @@ class Cluster:
 
     def finished(self, version: int) -> bool:
         """Are all steps made?"""
-        return bool(self.settings.steps) and version >= self.settings.steps * self.updates
+        steps = self.shape.script_steps if self.script else self.settings.steps
+        return bool(steps) and version >= steps * self.updates
 
     # ---- the ends of gangs
 
@@ -228,10 +234,15 @@ class Cluster:
             return
         if node.phase == LOADING:
             return  # of a program that has not asked for its rank no agent expects progress
+        if node.able and self.script:
+            node.reset()
+            return
         if node.able:
             if node.work is not Work.JOINING or node.next_plan is not None:
                 node.part()
             return
-        if not node.frozen and node.stall is None and self.world.now - since >= self.budgets.budget(phase):
-            node.stalls(phase, self.world.now - since, self.budgets.budget(phase))
+        phase = UNTOLD if self.script else phase
+        budget_s = self.settings.timeouts.confirm_s if self.script and node.stopped else self.budgets.budget(phase)
+        if not node.frozen and node.stall is None and self.world.now - since >= budget_s:
+            node.stalls(phase, self.world.now - since, budget_s)
         self.world.later(0.2, self.watch_still, node, phase, since)

@@ -89,7 +89,7 @@ class Run:
             return lacks or "the plan has just changed"
         if self._count(Sealed) < self._mark[1] + 2:
             return "no updates are sealed"
-        if self._count(Committed) < self._mark[2] + 1:
+        if self._count(Committed) < self._mark[2] + 1 and not self.cluster.script:
             return "nothing is committed"
         return ""
 

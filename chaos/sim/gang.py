@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
-from elasticrl.core.model import Plan, Rung, Work, deal
+from elasticrl.core.model import UNTOLD, Plan, Rung, Work, deal
 from elasticrl.core.suspect import Progress
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Gang:
 
     def _agree(self) -> tuple[int, str, str, int]:
         """The version to go on from, its digest and source, and the newest that is whole in the members' vaults."""
+        if self.cluster.script:
+            return *self.cluster.own, "vault" if self.cluster.own[0] else "start", self.cluster.own[0]
         least = self.plan.resume * self.cluster.updates
         whole, generation = self.cluster.newest_whole(self.seats)
         if self.plan.rung is not Rung.RELOAD and whole >= max(least, 0):
@@ -133,7 +135,9 @@ class Gang:
         )
         for node in self.seats:
             node.work, node.step, node.phase = Work.TRAINING, self.attempted, ""
-            if self.kept_by:
+            if self.cluster.script:
+                node.step, node.phase = self.told(), UNTOLD
+            elif self.kept_by:
                 node.vault.void_after((self.version, self.kept_by))
             else:
                 self._keep(node)
@@ -141,6 +145,10 @@ class Gang:
         self.sealed = ((self.version, self.kept_by or generation),)
         self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
+
+    def told(self) -> int:
+        """The step that a script's nodes know of."""
+        return self.attempted if self.cluster.settings.means.tells else 0
 
     def _give_copies(self) -> None:
         """What the gang goes on from lies in the vaults as another has left it: each gives its own to those behind it."""
@@ -236,7 +244,7 @@ class Gang:
 
     def _copied(self) -> bool:
         """Are the copies made, or waited for no longer? Where the last ones were late, little is expected of the next."""
-        if all(node.vault.serves for node in self.seats):
+        if self.cluster.script or all(node.vault.serves for node in self.seats):
             self.late = False
             return True
         patience_s = 0.1 if self.late else PATIENCE * self.cluster.settings.timeouts.floor_s
@@ -248,6 +256,7 @@ class Gang:
         self.digest = chain(self.digest, self.version, self.ranges)
         for node in self.seats:
             self._keep(node)
+        self.cluster.own = (self.version, self.digest)  # where a script saves each step
         generation, step = self.plan.generation, self.attempted
         if self.late:
             self.world.note(Made(at=self.world.now, generation=generation, version=self.version))
@@ -258,10 +267,13 @@ class Gang:
                 Sealed(at=self.world.now, generation=generation, version=self.version, step=step, digest=self.digest)
             )
             for node in self.seats:
-                node.step = step
+                node.step = self.told() if self.cluster.script else step
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:
+            return
+        if self.cluster.script:
+            self._next(0 if whole_step else 1)
             return
         if self.halting and whole_step:
             self.cluster.disk.save_gang(self)
@@ -285,7 +297,8 @@ class Gang:
     def _done(self) -> None:
         self.turn += 1
         self.phase = "done"
-        self.cluster.disk.save_gang(self)
+        if not self.cluster.script:
+            self.cluster.disk.save_gang(self)
         for node in self.seats:
             node.work, node.next_plan = Work.DONE, None
             node.tell()
@@ -310,27 +323,27 @@ class Gang:
         budgets = self.cluster.budgets
         assert self.waits_since is not None
         waiting_in = self.phase if self.phase in COLLECTIVE else PHASES[PHASES.index(self.phase) + 1]
-        if self.world.now < min(
-            self.phase_at + budgets.budget(self.phase), self.waits_since + budgets.budget(waiting_in)
-        ):
+        due = min(self.phase_at + budgets.budget(self.phase), self.waits_since + budgets.budget(waiting_in))
+        if self.world.now < due and not self.cluster.script:
             return
         for node in self.seats:
             if not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
             culprit = bool(node.hung or node.stopped)
             slot = min(node.hung | node.stopped, default=0)
+            script = self.cluster.script
             progress = Progress(
                 slot=slot,
                 step=self.attempted,
-                phase=self.phase if culprit else waiting_in,
+                phase=UNTOLD if script else self.phase if culprit else waiting_in,
                 since=self.phase_at if culprit or self.phase in COLLECTIVE else self.waits_since,
-                waiting=not culprit,
+                waiting=not node.stopped if script else not culprit,
                 stopped=bool(node.stopped),
             )
             stall = budgets.stalled(progress, self.world.now)
             if stall is not None and node.stall is None:
                 node.stall = stall
-                if not culprit and node.next_plan is None:
+                if (not culprit or (script and not node.stopped)) and node.next_plan is None:
                     node.work = Work.STALLED
                 node.tell()
 
@@ -355,7 +368,7 @@ class Gang:
 
     def bereft(self, node: "Node") -> None:
         """A member's vault went. Who trains has its state; who is about to restore it leaves, and the others notice nothing."""
-        if not self.running and not self.broken:
+        if not self.running and not self.broken and not self.cluster.script:
             self.broken = True
             self.joined.discard(node.name)
             self.world.later(0.005, self._park, node)
@@ -391,5 +404,7 @@ class Gang:
             if not node.able:
                 # A worker that stands still cannot leave; its agent goes on watching it.
                 self.cluster.watch_still(node, self.phase or "reform", self.phase_at or self.world.now)
-                return
-            node.part()
+            elif self.cluster.script:
+                node.reset()
+            else:
+                node.part()

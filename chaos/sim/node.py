@@ -16,7 +16,7 @@ from chaos.sim.world import Clock
 from elasticrl.core import events
 from elasticrl.core.events import Action, Event
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import LOADING, MEETING, Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.core.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
 from elasticrl.core.state import State
 from elasticrl.core.step import step, subject
 from elasticrl.core.suspect import Detector, lives, watched
@@ -601,6 +601,8 @@ class Node:
         self.work, self.generation, self.born = Work.JOINING, plan.generation, plan.generation
         self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=True))
         self.phase = LOADING
+        if self.cluster.script:
+            self.work, self.phase = Work.TRAINING, UNTOLD
         self._warm_up()
         self.cluster.reach("forming", self)
         self.loaded_at = self.world.now + 0.2 + 0.3 * self.chance.random() + self.cluster.shape.load_s
@@ -642,17 +644,20 @@ class Node:
         self.world.later(max(in_s, self.loaded_at - self.world.now), self._join, self.agent_life, plan)
 
     def _join(self, life: int, plan: Plan) -> None:
-        if life == self.agent_life and self.work is Work.JOINING and self.generation == plan.generation:
+        comes = Work.TRAINING if self.cluster.script else Work.JOINING
+        if life == self.agent_life and self.work is comes and self.generation == plan.generation:
             if not self.able:
                 self.world.later(0.3, self._join, life, plan)
                 return
-            self.phase = MEETING
+            self.phase = UNTOLD if self.cluster.script else MEETING
             self.cluster.gang(plan).join(self)
             self.tell()
 
     def _park(self, plan: Plan) -> None:
         if not self.able or self.generation >= plan.generation:
             return
+        if self.cluster.script:
+            self.world.note(Bug(at=self.world.now, node=self.name, error="a script was told to wait for another gang"))
         self.leave_gang()
         self.work, self.generation, self.stall = Work.PARKED, plan.generation, None
         self.cluster.reach("held", self)
@@ -663,7 +668,7 @@ class Node:
             self.world.note(
                 Halted(at=self.world.now, node=self.name, generation=self.generation, under=action.generation)
             )
-        if action.save and self.alive:
+        if action.save and self.alive and not self.cluster.script:
             self.cluster.finish(self, action)
         else:
             self.halted(action.generation if action.save else self.generation)
@@ -695,6 +700,10 @@ class Node:
             stopped=bool(self.stopped),
         )
         self.tell()
+
+    def reset(self) -> None:
+        """A script fails of a peer's end."""
+        self.dies("exit code 1: RuntimeError: Connection closed by peer", own=False)
 
     def dies(self, cause: str, *, own: bool, slot: int = 0, signal: int = 0, sign: Sign | None = None) -> None:
         """A worker ends."""
