@@ -69,7 +69,7 @@ MUTANTS: Final = (
     _m("a lost record is written again", "follow", "if record != state.view.own:", "if record != state.view.own and not (state.view.own is None and state.reported > 0):", "leader-cut-from-the-store"),
     # Below job.level exact.
     _m("a script begins afresh in each gang", "scene", "        if not self.settings.means.in_place:\n            return self._train_afresh(", "        if False:\n            return self._train_afresh(", "a-script-loses-a-worker-and-a-node"),
-    _m("a script is not parked", "follow", "    if state.settings.means.in_place:\n        return (Park(plan=plan),)", "    if True:\n        return (Park(plan=plan),)", "a-script-is-paused-and-goes-on"),
+    _m("a script is not parked", "follow", "    if state.settings.means.in_place:\n        return (Park(", "    if True:\n        return (Park(", "a-script-is-paused-and-goes-on"),
     _m("a script is not started again for each newcomer", "growth", "if scene.now < due:  # each growth", "if False:  # each growth", "a-script-loses-a-worker-and-a-node"),
     _m("a script that has got on has no strike", "losses", "strike = None if scene.lasted else plan.strike", "strike = plan.strike", "a-script-fails-now-and-then"),
     _m("a node whose script has got on has not failed again", "lead", "known = {} if scene.lasted else lead.failures", "known = lead.failures", "a-script-fails-now-and-then"),
