@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
+from patience import patience
 
 from elasticrl.agent import warm, wire
 from elasticrl.agent.hand import news
@@ -64,7 +65,7 @@ def steps(node: Node, generation: int, rank: int) -> list[int]:
 async def gone(process: int, within_s: float = 5.0) -> float:
     begun = time.monotonic()
     while life(process) is not None:
-        assert time.monotonic() < begun + within_s, f"process {process} is still there"
+        assert time.monotonic() < begun + patience(within_s), f"process {process} is still there"
         await asyncio.sleep(0.001)
     return time.monotonic() - begun
 
@@ -465,7 +466,7 @@ def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_
     async def scenario(a: Node) -> None:
         begun = time.monotonic()
         while not importers():  # nobody calls the process that is there
-            assert time.monotonic() < begun + 20.0
+            assert time.monotonic() < begun + patience(20.0)
             await asyncio.sleep(0.05)
         one = launch([a])
         await training([a], one)

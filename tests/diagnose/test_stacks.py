@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diagnose_gang import gang, stop, until
+from patience import patience
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
@@ -34,7 +35,7 @@ def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_th
         began = time.monotonic()
         seen = collect(tmp_path, workers, within_s=5.0, spy="")
         took_s = time.monotonic() - began
-    assert took_s < 2.0, "a process that cannot run costs no more than those that can"
+    assert took_s < patience(2.0), "a process that cannot run costs no more than those that can"
     assert (seen[2].frames, seen[2].absent) == ((), "the process is stopped")
     text = summary(evidence(seen))
     assert "rank 1 is in its dataloader: __next__ (diagnose_job.py:" in text

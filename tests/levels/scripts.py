@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from patience import patience
+
 from chaos.live.local import Job
 
 HERE = Path(__file__).parent
@@ -72,7 +74,7 @@ class Running:
 
     def until(self, claim: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
         """Wait for this; the claim's value."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not (found := claim()):
             assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s"
             for node, daemon in self.job.daemons.items():

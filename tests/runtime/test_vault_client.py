@@ -304,7 +304,7 @@ def test_a_vault_that_hangs_holds_up_several_shards_at_once_and_not_one_after_th
         with here.gather(whole, lambda _: []) as source:
             took = time.monotonic() - began
             assert [shard.tensors[0].tolist() for shard in source.shards] == [[float(n)] * 100 for n in range(world)]
-        assert 1.0 <= took < 4.0, "a vault gives another one second to answer"
+        assert 1.0 <= took < patience(4.0), "a vault gives another one second to answer"
         here.close()
 
 
@@ -498,7 +498,7 @@ def test_a_fetch_has_as_long_as_it_takes_and_is_given_up_when_another_plan_comes
 
         with pytest.raises(RuntimeError, match="another plan"):
             taker.gather(whole, timeout_s=20.0, check=check)
-        assert time.monotonic() < begun + 0.8
+        assert time.monotonic() < begun + patience(0.8)
         time.sleep(2.5)  # twice the server has had to say that it is at it, and could tell nobody
         nodes[0].signal(signal.SIGCONT)
         time.sleep(1.0)  # in which all of it could come

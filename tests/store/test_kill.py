@@ -99,7 +99,7 @@ async def test_a_frozen_etcd_does_not_freeze_its_callers(client: str, tmp_path: 
             ends = await asyncio.gather(*calls, return_exceptions=True)
             took = time.monotonic() - began
             assert [type(end) for end in ends] == [StoreUnavailable] * 6 + [StoreAmbiguous]
-            assert took < 1.0 + 0.5
+            assert took < patience(1.5)
             assert "DEADLINE_EXCEEDED" in str(ends[0])
             assert "check that etcd runs" in str(ends[0])
             status = await store.status()
