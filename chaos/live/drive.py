@@ -29,6 +29,7 @@ from chaos.live.lab import Lab
 from chaos.live.labjob import LabJob, conf_of
 from chaos.live.reach import Done
 from chaos.live.strikes import Hands
+from chaos.patience import patience
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import left_behind
 from elasticrl.core.model import Phase
@@ -188,7 +189,7 @@ class Drive:
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
         """Wait for something; `Late` says what was seen instead."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             if time.monotonic() > deadline:
                 raise Late(f"{what}: not within {within_s:.0f} s; {self.lacks()}")

@@ -27,6 +27,7 @@ import yaml
 from chaos.etcd import LocalCluster
 from chaos.live.errors import Late
 from chaos.live.proc import all_pids, command_line
+from chaos.patience import patience
 from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
@@ -317,7 +318,7 @@ class Job:
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
         """Wait for something, or say in what state everything is."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while not claim():
             if time.monotonic() > deadline:
                 self._keep = True

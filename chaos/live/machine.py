@@ -172,7 +172,7 @@ class Machine:
 
     def until(self, command: Sequence[str], within_s: float, *, wanted: str = "") -> str:
         """Run a command until it succeeds, and prints `wanted` if that is given."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + patience(within_s)
         while True:
             done = self.run(*command, check=False)
             if done.returncode == 0 and wanted in done.stdout:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patience import patience
-
+from chaos.patience import patience
 from elasticrl.agent import link, wire
 from elasticrl.agent.beats import Page
 from elasticrl.agent.spec import Spec, environment

@@ -3,8 +3,7 @@
 import asyncio
 import subprocess
 
-from patience import patience
-
+from chaos.patience import patience
 from elasticrl.agent.parent import Led
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.agent import warm, wire
 from elasticrl.agent.hand import news
 from elasticrl.agent.wire import Report

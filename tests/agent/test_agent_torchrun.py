@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patience import patience
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from chaos.etcd import LocalCluster
+from chaos.patience import patience
 from elasticrl.agent import rendezvous, torchrun
 from elasticrl.agent.torchrun import ElasticRendezvous
 from elasticrl.shell.ways import ABROAD

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import yaml
-from patience import patience
 
 from chaos import faults
 from chaos.faults import ALL, IN_A_REFORM, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
@@ -41,6 +40,7 @@ from chaos.live.lab import Lab, leftovers
 from chaos.live.labjob import PPO_PROGRAM, PROGRAM, is_sealed, ppo_conf
 from chaos.live.play import BASE, Play, draw, why_not
 from chaos.live.strikes import NEEDS, Hands
+from chaos.patience import patience
 from chaos.run import LIVE, SCENARIOS
 from chaos.scenario import Expect, Scenario, load, save
 from chaos.sim.cluster import Shape

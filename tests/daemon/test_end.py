@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from patience import patience
 
 from chaos.live.local import Job
+from chaos.patience import patience
 from elasticrl.cli.find import left_behind
 from elasticrl.core.adopt import AHEAD
 from elasticrl.core.model import Outcome, Phase, Plan

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from patience import patience
 
 from chaos.live.local import SCRIPT
+from chaos.patience import patience
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from patience import patience
 from structlog.testing import CapturingLogger
 
 from chaos.live.local import SCRIPT
+from chaos.patience import patience
 from elasticrl.agent import wire
 from elasticrl.agent.spec import Spec
 from elasticrl.config.tree import Tree

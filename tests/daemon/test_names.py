@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from patience import patience
 
 from chaos.live.local import Job
+from chaos.patience import patience
 
 pytestmark = pytest.mark.timeout(200)
 ALONE = {"membership": {"min_nodes": 1, "lease_ttl": "3s", "keepalive": "800ms"}, "vault": {"copies": 0}}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.ppo import tiny
 
 ROOT = Path(__file__).parents[2]

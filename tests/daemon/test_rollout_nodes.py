@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
 
 from chaos.live.local import Job
+from chaos.patience import patience
 from elasticrl.config import dumps, load
 from elasticrl.ppo import tiny
 from elasticrl.ppo.rollout import weights

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from patience import patience
-
+from chaos.patience import patience
 from elasticrl.diagnose.process import state
 
 JOB = Path(__file__).with_name("diagnose_job.py")

@@ -15,13 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from patience import patience
-
 from chaos.live.box import Box
 from chaos.live.lab import Lab
 from chaos.live.labjob import LabJob, send
 from chaos.live.net import Rule, between
 from chaos.live.proc import alive
+from chaos.patience import patience
 from elasticrl.daemon.client import Unanswered
 from elasticrl.diagnose import incident
 from elasticrl.diagnose.incident import Incident

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from diagnose_net import Net, cannot, network, probe
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.matrix import late, trips

@@ -9,10 +9,10 @@ import time
 
 import pytest
 from injected_bed import NODES, bed
-from patience import patience
 
 from chaos.live import net
 from chaos.live.box import missing
+from chaos.patience import patience
 from elasticrl.core.verdict import Fault
 
 MINUTES = float(os.environ.get("ELASTICRL_HEALTHY_MINUTES", "5"))

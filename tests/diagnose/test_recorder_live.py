@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from diagnose_gang import gang, stop, until
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault, Known

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from patience import patience
-
 from chaos.live.local import Job
+from chaos.patience import patience
 
 HERE = Path(__file__).parent
 NODES = ("n0", "n1", "n2")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling

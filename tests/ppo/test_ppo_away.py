@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 from away_kit import KEY, Node, Trainer, inline
-from patience import patience
 from served_kit import LIMITS, end, moved, pid_of, requests, same, until
 
+from chaos.patience import patience
 from elasticrl.config.training import Model
 from elasticrl.core.strangers import PLACES
 from elasticrl.ppo import models

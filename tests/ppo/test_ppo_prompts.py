@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from digits import Digits
-from patience import patience
 from transformers.utils import chat_template_utils
 
 from bench.fixed_run import InOrder
+from chaos.patience import patience
 from elasticrl.config.training import Data
 from elasticrl.ppo import prompts, tiny, tokens
 from elasticrl.ppo.records import DataError

@@ -7,9 +7,9 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
-from patience import patience
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from chaos.patience import patience
 from elasticrl.config.tree import Tree
 from elasticrl.ppo import report, sinks
 from elasticrl.ppo.advice import WINDOW, Adviser, Seen

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.agent.beats import Beat, Page
 from elasticrl.agent.gather import Beating, stall_of
 from elasticrl.config.training import Model, Reward

@@ -11,7 +11,7 @@ import traceback
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
-from patience import patience
+from chaos.patience import patience
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

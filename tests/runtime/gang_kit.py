@@ -25,9 +25,9 @@ from typing import Any, Self
 
 import torch.distributed as dist
 from forked_workers import PRELOAD
-from patience import patience
 from vault_nodes import Node
 
+from chaos.patience import patience
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.seat import Order, Seat, open_log, write
 from elasticrl.config import dumps

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import patience
 from state_jobs import FACTS, Job, same
 from vault_nodes import until
 
+from chaos.patience import patience
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.saver import Retention, Saver

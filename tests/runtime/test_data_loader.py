@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
 from vault_nodes import until
 
+from chaos.patience import patience
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
 from elasticrl.runtime.data.loader import Batch, Loader, StreamLoader

@@ -8,8 +8,8 @@ from threading import Event, Lock
 import pytest
 import torch
 import torch.distributed as dist
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.runtime import group
 from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt, Interrupted, StreamGroup, bounded
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from patience import patience
 from vault_nodes import cluster, holdings, ring, until
 
+from chaos.patience import patience
 from elasticrl.config.tree import Tree
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.context import Context

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import patience
 from state_jobs import Job, Rollout, pinned, same
 from vault_nodes import Node, cluster, holdings, ring, until
 
+from chaos.patience import patience
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.client import Content, Vault

@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from patience import patience
 from vault_nodes import KEY, Node, cluster, holdings, pattern, ring, until
 
+from chaos.patience import patience
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import MAC_BYTES, MAX_HELLO, Channel, load_key, welcome
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.holdings import Holding, holding_of

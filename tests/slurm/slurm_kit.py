@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from patience import patience
-
 from chaos.live.proc import all_pids, command_line, parent
+from chaos.patience import patience
 from elasticrl.agent.parent import on_parents_death
 from elasticrl.store.embedded import free_ports
 

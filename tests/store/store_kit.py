@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from patience import patience
-
 from chaos.etcd import LocalCluster
+from chaos.patience import patience
 from elasticrl.store import Batch, Delete, Store, StoreSettings, open_store
 from elasticrl.store.memory import MemoryServer, MemoryStore
 

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from patience import patience
 from store_kit import until
 
+from chaos.patience import patience
 from elasticrl.store import StoreSettings, StoreStart, open_store
 from elasticrl.store.embedded import RECORD, Embedded, Guard, Process, find_binary, start_time
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import patience
 from store_kit import Wire, delete, until, watching
 
 from chaos.etcd import LocalCluster
+from chaos.patience import patience
 from elasticrl.store import (
     Absent,
     Put,

@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
-from patience import patience
 from store_kit import Backend, delete, watching
 
+from chaos.patience import patience
 from elasticrl.store import (
     Absent,
     Delete,

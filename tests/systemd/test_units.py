@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from patience import patience
 
 from chaos.live.local import SCRIPT
 from chaos.live.machine import Machine, missing
+from chaos.patience import patience
 from elasticrl.store.embedded import find_binary
 
 ROOT = Path(__file__).parents[2]

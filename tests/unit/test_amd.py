@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import amd, health

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
 from elasticrl.core.model import OUTSIDE
 from elasticrl.diagnose.process import life

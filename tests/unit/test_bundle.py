@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import patience
 from typer.testing import CliRunner, Result
 
+from chaos.patience import patience
 from elasticrl.cli import bundle
 from elasticrl.cli.bundle import PART, Veil, keys_in, shortened
 from elasticrl.cli.main import build

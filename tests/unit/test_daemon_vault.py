@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import patience
 from structlog.testing import CapturingLogger
 
+from chaos.patience import patience
 from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.ring import Ring

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs_kit import parse
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Confidence, Fault, Known

@@ -8,8 +8,8 @@ from time import process_time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.pairs import Result, confirm, findings, result_of, schedule

@@ -5,9 +5,9 @@ import time
 from contextlib import ExitStack
 from urllib.request import urlopen
 
-from patience import patience
 from prometheus_client import CollectorRegistry, Counter
 
+from chaos.patience import patience
 from elasticrl.daemon.exposed import AT_ONCE, serve
 
 

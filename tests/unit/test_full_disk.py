@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import patience
 from structlog.testing import CapturingLogger
 
+from chaos.patience import patience
 from elasticrl.config.tree import Tree
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Seen

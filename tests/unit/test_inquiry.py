@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import pytest
 from core_kit import record
 from diagnosis_kit import NODES, capped, leader
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
 from elasticrl.agent.spec import Spec

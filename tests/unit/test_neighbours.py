@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from patience import patience
-
+from chaos.patience import patience
 from elasticrl.agent.datagram import BEAT, PING, TIMED, Said, seal, unseal
 from elasticrl.agent.echo import Echo, leave_note
 from elasticrl.core.address import join, split

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.agent import wire
 from elasticrl.cli.lines import event_of
 from elasticrl.core import versions

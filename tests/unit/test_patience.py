@@ -2,7 +2,7 @@ import subprocess
 import sys
 import time
 
-from patience import MOST, patience
+from chaos.patience import MOST, patience
 
 
 def test_a_test_waits_as_long_as_it_says_at_least_and_has_an_end() -> None:

@@ -5,9 +5,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from patience import patience
 from picture_kit import seen
 
+from chaos.patience import patience
 from elasticrl.cli import render
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work

@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.store import Absent, Batch, Put, StoreAmbiguous, StoreUnavailable
 from elasticrl.store.memory import MemoryServer, MemoryStore
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
 from typer.testing import CliRunner
 
+from chaos.patience import patience
 from elasticrl.agent.beats import Beat
 from elasticrl.cli import operate, screen
 from elasticrl.cli.main import build

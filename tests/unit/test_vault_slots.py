@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from patience import patience
 
+from chaos.patience import patience
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Stamp, Table, Torn
