@@ -109,7 +109,7 @@ def configuration(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
     """Workers on seats of their own, as an agent gives them, with vaults beside them; no daemon."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "runtime")]
+    sys.path.insert(0, str(ROOT / "tests" / "runtime"))
     from gang_kit import Nodes
 
     conf = configuration(job) | {"telemetry": {"format": "json"}, "timeouts": {"collective": "15m"}}

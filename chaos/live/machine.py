@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from chaos.patience import patience
+
 BOOT_S = 60.0
 MASKED = ("postgresql.service", "apt-daily.timer", "apt-daily-upgrade.timer", "man-db.timer")
 
