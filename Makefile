@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full hf lint types system clean install-systemd
+.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full hf docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -16,6 +16,7 @@ help:
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
 	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
+	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
@@ -67,6 +68,7 @@ full: setup system lint types
 	$(MAKE) slurm
 	$(MAKE) vllm-full
 	$(MAKE) hf
+	$(MAKE) docs
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
 	$(BIN)/python -m chaos.mutate --unit --least 30
@@ -127,6 +129,11 @@ $(VENV)/.stamp-hf: $(STAMP)
 hf: setup $(VENV)/.stamp-hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/hf
 
+# The site of docs/, README.md and bench/ (mkdocs.yml). A dead link fails. What the theme says about its own future is no concern here.
+docs: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -135,7 +142,7 @@ types: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-race-* build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-race-* build dist site *.egg-info
 
 # Units, users and directories. DESTDIR for packagers, who create users and directories at installation. The @ units are the
 # same with one configuration per instance. The units find `elasticrl` where it is found now.

@@ -1,4 +1,4 @@
-"""How long a test, or a live scenario, waits. Its budgets are for a quiet machine; on a busy one it waits as much longer as that is slower.
+"""How long a test, or a live scenario, waits: so much longer than on a quiet machine as this one is slower.
 
     deadline = time.monotonic() + patience(10.0)
     assert time.monotonic() - begun < patience(1.0)

@@ -117,7 +117,7 @@ def join(config: Path | str | Tree | None = None) -> Run:
 
 
 class Run:
-    """See the module's text."""
+    """A script's view of its job: what is trained, the steps and lanes, and what ranks tell each other."""
 
     def __init__(self, where: Context, seat: Seat | None) -> None:
         self.context = where
