@@ -392,7 +392,10 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
-        right = {75: asked, 0: made, 70: looped or hung or willed or never or stalled}.get(plan.exit_code or 0, False)
+        own = any(isinstance(told, Died) and told.own for told in before)
+        at_once = ends.why is Why.ENDED_AT_ONCE and own and not settings.means.joins
+        ill = looped or hung or willed or never or stalled or at_once
+        right = {75: asked, 0: made, 70: ill}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 

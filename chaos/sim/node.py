@@ -710,7 +710,7 @@ class Node:
         if not self.alive:
             return
         gang = self.gang
-        at = gang.attempted if gang is not None else self.step
+        at = gang.attempted if gang is not None and not self.cluster.script else self.step
         self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own, signal=signal, sign=sign)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()

@@ -217,10 +217,10 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("vault.copies", "job.level"),
-        rule="must be 0 at job.level supervised and told, where no state is in memory",
-        broken=lambda t: t.job.level in {"supervised", "told"} and t.vault.copies > 0,
+        rule="must be 0 below job.level exact, where no state is in memory",
+        broken=lambda t: not _exact(t) and t.vault.copies > 0,
         values=lambda t: f"it is {t.vault.copies}",
-        remedy="Remove it, or set level: kept.",
+        remedy="Remove it.",
     ),
     Relation(
         keys=("comm.backend", "job.level"),

@@ -12,7 +12,6 @@ from math import inf
 
 from elasticrl.core import dossier
 from elasticrl.core.events import Action, Confine, Inspect, Propose
-from elasticrl.core.evidence import Sign, of_exit
 from elasticrl.core.fallback import measured
 from elasticrl.core.findings import brief, investigate
 from elasticrl.core.follow import plan_of, workers_of
@@ -132,8 +131,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         node, left, last = record.member.node, record.exit, failures.get(record.member.node)
         if left is None or left.generation != record.generation:
             continue
-        if not scene.settings.means.in_place and of_exit(left).sign is Sign.PEER_GONE:
-            continue  # a script ends when a peer does. Found by seed 82: a node was kept out for its neighbour's deaths
+        if scene.suffered(record):
+            continue
         # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
         if last is None or (left.step > last.step and record.member not in scene.on_their_way):
             failures[node] = Failures(generation=left.generation, step=left.step, count=1)

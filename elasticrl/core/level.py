@@ -17,7 +17,6 @@ class Level(StrEnum):
 
     SUPERVISED = "supervised"  # nothing: any script that torchrun runs
     TOLD = "told"  # it says which step it is at
-    KEPT = "kept"  # its state is in the nodes' memory after each step
     EXACT = "exact"  # it computes in lanes, and leaves a broken group in place
 
 
@@ -39,7 +38,7 @@ TELLS: Final = Means(in_place=False, commits=False, joins=False, tells=True)
 
 #: What each level has.
 MEANS: Final[Mapping[Level, Means]] = MappingProxyType(
-    {Level.SUPERVISED: SCRIPT, Level.TOLD: TELLS, Level.KEPT: TELLS, Level.EXACT: RUNTIME}
+    {Level.SUPERVISED: SCRIPT, Level.TOLD: TELLS, Level.EXACT: RUNTIME}
 )
 
 
@@ -57,11 +56,7 @@ GIVES: Final[Mapping[Level, str]] = MappingProxyType(
         ),
         Level.TOLD: (
             "level told: steps and phases are known, hangs are found; after a fault all workers start again from the script's "
-            "own checkpoint. Level kept (elasticrl.keep) resumes from memory, at the newest step: docs/LEVELS.md."
-        ),
-        Level.KEPT: (
-            "level kept: after a fault all workers start again from the state in the nodes' memory. "
-            "Level exact (elasticrl.runtime.join) keeps the processes and the bits: docs/LEVELS.md."
+            "own checkpoint. Level exact (elasticrl.runtime.join) loses no step, and keeps the processes: docs/LEVELS.md."
         ),
         Level.EXACT: "",
     }

@@ -153,12 +153,12 @@ def stranding(scene: Scene) -> Cause | None:
 
 def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
     """Why this seat's node, which is up, should be kept out for a while; None if it should not."""
-    if scene.record_of(seat) is None:
+    if (record := scene.record_of(seat)) is None:
         return None
     if seat.member.node in scene.conviction.guilty:
         return fate.cause
     failures = scene.lead.failures.get(seat.member.node)
-    if fate.fresh and failures and failures.count >= scene.settings.health.node_strikes:
+    if fate.fresh and not scene.suffered(record) and failures and failures.count >= scene.settings.health.node_strikes:
         return Cause(why=Why.FAILED_AGAIN, who=(seat.member,), count=failures.count, step=failures.step)
     return None
 

@@ -12,6 +12,7 @@ from math import inf
 
 from elasticrl.core import versions
 from elasticrl.core.cause import KEPT, Cause, Why, orderly
+from elasticrl.core.evidence import Sign, of_exit
 from elasticrl.core.model import (
     LOADING,
     MEETING,
@@ -558,6 +559,14 @@ class Scene:
             return self.write(Phase.HOLD, seats, *causes, few, rung=rung, strike=strike)
         seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
         return self.write(Phase.TRAIN, seats, *causes, rung=rung, strike=strike)
+
+    def suffered(self, record: Record) -> bool:
+        """Has a node's worker failed of a peer's end alone? A script does, as it cannot leave its gang; it says nothing of its
+        node. Found by seed 82 of scripts: nodes were kept out for their neighbours' deaths.
+        """
+        if self.settings.means.in_place or record.exit is None:
+            return False
+        return of_exit(record.exit).sign is Sign.PEER_GONE
 
     @property
     def lasted(self) -> bool:

@@ -18,6 +18,7 @@ def main() -> None:
     asked.add_argument("--pause", type=float, default=0.05)
     asked.add_argument("--save", type=Path, required=True)
     asked.add_argument("--history", type=Path, required=True)
+    asked.add_argument("--last", type=Path, default=Path("/nowhere"), help="a file with the number of the last step")
     asked.add_argument("--only-world", type=int, default=0)
     args = asked.parse_args()
     dist.init_process_group("gloo")
@@ -49,6 +50,8 @@ def main() -> None:
                 {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, fresh
             )
             fresh.replace(file)
+        if args.last.exists() and step + 1 >= int(args.last.read_text()):
+            break
     dist.destroy_process_group()
 
 

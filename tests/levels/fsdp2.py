@@ -26,6 +26,7 @@ def main() -> None:
     asked.add_argument("--every", type=int, default=10)
     asked.add_argument("--save", type=Path, required=True)
     asked.add_argument("--history", type=Path, required=True)
+    asked.add_argument("--last", type=Path, default=Path("/nowhere"), help="a file with the number of the last step")
     args = asked.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -55,6 +56,8 @@ def main() -> None:
                 shutil.rmtree(place)
             dist.barrier()
             dcp.save({"model": states, "optimizer": optimizers}, checkpoint_id=str(place))
+        if args.last.exists() and step + 1 >= int(args.last.read_text()):
+            break
     dist.destroy_process_group()
 
 

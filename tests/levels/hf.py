@@ -20,8 +20,8 @@ class Samples(torch.utils.data.Dataset):
 
 
 class History(TrainerCallback):
-    def __init__(self, file):
-        self.file = file
+    def __init__(self, file, last):
+        self.file, self.last = file, last
 
     def on_step_end(self, args, state, control, **_):  # noqa: ARG002 - Trainer hands them
         time.sleep(0.05)
@@ -31,6 +31,8 @@ class History(TrainerCallback):
                 f"{time.monotonic():.4f} {os.getpid()} rank {os.environ['RANK']} world {world} step {state.global_step}"
             )
             out.write(line + "\n")
+        if self.last.exists() and state.global_step >= int(self.last.read_text()):
+            control.should_training_stop = True
 
 
 def main():
@@ -38,9 +40,8 @@ def main():
     asked.add_argument("--steps", type=int, default=200)
     asked.add_argument("--save", type=Path, required=True)
     asked.add_argument("--history", type=Path, required=True)
+    asked.add_argument("--last", type=Path, default=Path("/nowhere"), help="a file with the number of the last step")
     asked.add_argument("--told", action="store_true")
-    asked.add_argument("--hang-at", type=int, default=0)
-    asked.add_argument("--log", default="")
     args = asked.parse_args()
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -49,7 +50,7 @@ def main():
             num_key_value_heads=2, max_position_embeddings=32,
         )
     )  # fmt: skip
-    callbacks = [History(args.history)]
+    callbacks = [History(args.history, args.last)]
     newest = get_last_checkpoint(args.save) if args.save.is_dir() else None
     if args.told:
         import elasticrl.hf

@@ -109,8 +109,14 @@ class Running:
         return at
 
     def ends(self) -> list[int]:
-        """Wait for the end of the job: the daemons' exit codes."""
-        return [daemon.wait(PATIENCE_S) for daemon in self.job.daemons.values()]
+        """Wait for the end of the job, as long as steps are made: the daemons' exit codes."""
+        daemons, made, deadline = self.job.daemons.values(), 0, time.monotonic() + PATIENCE_S
+        while any(daemon.poll() is None for daemon in daemons):
+            if len(self.lines()) > made:
+                made, deadline = len(self.lines()), time.monotonic() + PATIENCE_S
+            assert time.monotonic() < deadline, f"the job has not ended {PATIENCE_S:g} s after its last step"
+            time.sleep(0.1)
+        return [daemon.returncode for daemon in daemons]
 
     def reasons(self, node: str = "n0") -> list[str]:
         """Why each plan was made, as one node has adopted it."""

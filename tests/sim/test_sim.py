@@ -12,9 +12,10 @@ import pytest
 from chaos import history
 from chaos.faults import KINDS, Fault
 from chaos.history import Sealed, Struck, Suspicion
-from chaos.scenario import Scenario, Unusable, big, draw, load, save
+from chaos.scenario import Scenario, Unusable, big, draw, load, save, scripted
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import run
+from elasticrl.core.level import Level
 from elasticrl.core.settings import Membership, Settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,3 +140,10 @@ def test_every_kind_of_fault_can_strike():
         if kind not in ("stop", "crash_loop"):
             assert any(isinstance(fact, Sealed) and fact.at > 18 for fact in result.history)
     assert struck == set(KINDS)
+
+
+@pytest.mark.parametrize("level", [Level.SUPERVISED, Level.TOLD])
+def test_scripts_survive_what_random_seeds_do_to_them(level):
+    for seed in range(8):
+        result = run(scripted(draw(seed), level), str(seed))
+        assert not result.violations, (seed, list(map(str, result.violations)))

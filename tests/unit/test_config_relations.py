@@ -577,11 +577,11 @@ CASES = [
     ),
     Case(
         "vault.copies",
-        "must be 0 at job.level supervised",
+        "must be 0 below job.level exact, where no state",
         ["job.program=t.py", "job.level=told", "vault.copies=1", "membership.min_nodes=2"],
         "it is 1",
         ["vault.copies=0"],
-        "set level: kept",
+        "Remove it.",
     ),
     Case(
         "comm.backend",

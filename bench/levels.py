@@ -1,0 +1,126 @@
+"""Seconds from kill -9 of a worker of a plain DDP script to the next step of all ranks: job.level supervised beside torchrun.
+
+    python bench/levels.py [--trials 5] [--sides supervised,torchrun-best]
+
+Three one-worker nodes on loopback, gloo, steps of 50 ms. The script `tests/levels/ddp.py` saves each fifth step. The clock
+stops when all three ranks have made a step. `torchrun-best` has the best settings that we know (bench/recovery.py).
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.recovery import kill_tree, torchrun, torchrun_env
+from elasticrl.store.embedded import free_ports
+from tests.levels.scripts import HERE, NODES, Line, Running
+
+PATIENCE_S = 120.0
+STEPS = ("--steps", "100000")
+
+
+class Torchrun:
+    """Three torchrun agents, with the same script."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="elasticrl-torchrun-"))
+        self.history, self.saves = self.folder / "steps", self.folder / "own"
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.saves.mkdir()
+        self.history.touch()
+        port = free_ports()[0]
+        script = [str(HERE / "ddp.py"), "--save", str(self.saves), "--history", str(self.history), *STEPS]
+        for node in NODES:
+            with (self.folder / f"{node}.log").open("ab") as log:
+                command, env = torchrun(port, script, best=True), torchrun_env(node, best=True)
+                agent = subprocess.Popen(
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            self.agents.append(agent)
+            time.sleep(2.0)  # the first one hosts the rendezvous
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for agent in self.agents:
+            kill_tree(agent.pid)
+            agent.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def lines(self, after: float = 0.0) -> list[Line]:
+        """As a running job's."""
+        return Running.lines(self, after)  # type: ignore[arg-type] # it has a history, and no more is read
+
+
+def made(lines: Callable[[float], list[Line]], after: float, *, but: int = 0) -> float:
+    """Wait until all three ranks have made a step since then, none of them in the process `but`; when."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        fresh = [line for line in lines(after) if line.world == len(NODES)]
+        first = {line.rank: line for line in reversed(fresh) if line.pid != but}
+        if len(first) == len(NODES) and len({line.pid for line in fresh}) >= len(NODES):
+            return max(line.at for line in first.values())
+        time.sleep(0.01)
+    raise TimeoutError(f"no step within {PATIENCE_S:g} s")
+
+
+def supervised(trials: int) -> list[float]:
+    """Under elasticrl. Another node each time: three failures without a step in between speak against a node."""
+    found = []
+    with Running("ddp.py", *STEPS, conf={"health": {"node_strikes": 99}}) as run:
+        run.job.start(*NODES)
+        run.trains(3)
+        for number in range(trials):
+            run.warm()
+            time.sleep(6.0)  # the spare imports what the script does
+            at = run.hit(NODES[1 + number % 2])
+            found.append(made(run.lines, at + 0.1) - at)
+    return found
+
+
+def stock(trials: int) -> list[float]:
+    """Under torchrun."""
+    found = []
+    with Torchrun() as run:
+        made(run.lines, time.monotonic())
+        for _ in range(trials):
+            time.sleep(4.0)
+            pid = next(line.pid for line in reversed(run.lines()) if line.rank == 1)
+            at = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            found.append(made(run.lines, at + 0.2, but=pid) - at)
+    return found
+
+
+SIDES = {"supervised": supervised, "torchrun-best": stock}
+
+
+def main() -> int:
+    """Print a line for each side."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--trials", type=int, default=5)
+    asked.add_argument("--sides", default=",".join(SIDES))
+    args = asked.parse_args()
+    for side in args.sides.split(","):
+        took = SIDES[side](args.trials)
+        spread = f"{min(took):.2f} to {max(took):.2f}"
+        load = os.getloadavg()[0]
+        print(
+            f"{side:14} median {statistics.median(took):.2f} s of {len(took)} ({spread}), load {load:.1f}", flush=True
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

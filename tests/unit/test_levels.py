@@ -1,0 +1,200 @@
+"""Below job.level exact: what is seen of a script from outside, what its text says of it, and what its recovery costs."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.beats import Snapshot, State
+from elasticrl.agent.gather import Beating, Usual, look
+from elasticrl.agent.outside import Outside
+from elasticrl.agent.spec import Spec, common_env
+from elasticrl.cli.script import Script, name_of, split
+from elasticrl.core.events import Seen, Workers
+from elasticrl.core.level import GIVES, MEANS, Level
+from elasticrl.core.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
+from elasticrl.core.settings import Timeouts
+from elasticrl.core.suspect import Budgets
+from elasticrl.daemon.recovery import Stages
+from elasticrl.diagnose.process import Life
+from elasticrl.diagnose.program import imports, unfit
+
+
+def alive(cpu_s: float, *, stopped: bool = False) -> Life:
+    return Life(pid=7, started=1, stopped=stopped, cpu_s=cpu_s, memory=1)
+
+
+def test_every_level_has_its_means_and_names_the_next_one() -> None:
+    assert set(MEANS) == set(GIVES) == set(Level)
+    assert [level for level in Level if not GIVES[level]] == [Level.EXACT]
+    assert all(len(text) < 256 and "docs/LEVELS.md" in text for text in GIVES.values() if text)
+
+
+def test_a_script_lives_as_long_as_it_computes_or_writes() -> None:
+    beat = Snapshot(phase=UNTOLD, since=0.0, state=State.TRAINING)
+    seen = Outside().after(0.0, {7: (alive(1.0), 10)})
+    for now, cpu_s, written, since in (
+        (1.0, 1.5, 10, 1.0),  # it has computed
+        (2.0, 1.51, 10, 1.0),  # its watchdogs have woken up, no more
+        (3.0, 1.52, 11, 3.0),  # it has written a line
+        (4.0, 1.53, 11, 3.0),
+        (9.0, 1.58, 11, 3.0),
+    ):
+        seen = seen.after(now, {7: (alive(cpu_s), written)})
+        assert seen.since(7, beat).since == since
+    assert seen.after(10.0, {7: (alive(9.0, stopped=True), 11)}).since(7, beat).since == 3.0
+    told = Snapshot(phase="train", since=2.5)
+    assert seen.since(7, told) is told, "what it has told itself goes before"
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "stopped", "work", "waiting"),
+    [(0.0, False, Work.TRAINING, None), (5.0, False, Work.STALLED, True), (0.0, True, Work.TRAINING, False)],
+)
+def test_a_quiet_script_is_stalled_only_where_that_is_asked_for(
+    quiet_s: float, stopped: bool, work: Work, waiting: bool | None
+) -> None:
+    budgets = Budgets(settings=Timeouts(quiet_s=quiet_s, confirm_s=0.5))
+    beat = Snapshot(generation=3, phase=UNTOLD, since=10.0, state=State.TRAINING)
+    found = look([Beating(slot=0, beat=beat, stopped=stopped, script=True)], 3, budgets, 16.0)
+    assert found.work is work
+    assert (found.stall.waiting if found.stall else None) is waiting
+
+
+def test_how_long_a_script_was_quiet_teaches_nothing() -> None:
+    usual = Usual(budgets=Budgets(settings=Timeouts()))
+    for since in (1.0, 2.0, 3.0):
+        beat = Snapshot(generation=3, phase=UNTOLD, since=since, state=State.TRAINING)
+        usual = usual.learn([Beating(slot=0, beat=beat, script=True)], since + 0.1)
+    assert not usual.budgets.took
+
+
+SCRIPT = '''\
+"""A script."""
+from __future__ import annotations
+import json, torch.nn as nn
+from transformers import Trainer, TrainingArguments
+import beside
+from pathlib import Path
+
+os = 1
+import not_ahead
+'''
+
+
+def test_a_spare_imports_what_the_script_does_at_its_head_but_for_its_own_modules(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    found = imports(str(tmp_path / "train.py"))
+    assert found == ("json", "torch.nn", "transformers:Trainer", "transformers:TrainingArguments", "pathlib:Path")
+    assert imports(str(tmp_path / "gone.py")) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import beside, sys\nfrom os import path\n", ""),
+        ("try:\n    import no_such_thing\nexcept ImportError:\n    pass\n", ""),
+        ("def f():\n    import no_such_thing\n", ""),
+        (
+            "import no_such_thing, beside\nfrom nor_this.one import it\n",
+            "needs the modules no_such_thing, nor_this, which are",
+        ),
+        ("from . import relative\n", ""),
+        ("x = (\n", "line 1 is not Python that can be run ('(' was never closed)"),
+    ],
+)
+def test_a_script_that_cannot_run_is_known_by_its_text(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "train.py").write_text(text)
+    said = unfit(tmp_path / "train.py")
+    assert (why in said) if why else said == ""
+
+
+def test_a_script_has_torchruns_variables_and_none_that_change_what_it_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    one = common_env(Spec(job="j", node="n", program=("t.py",), log_dir="l", script=True, threads=4))
+    many = common_env(Spec(job="j", node="n", program=("t.py",), log_dir="l", script=True, slots=2, env={"A": "b"}))
+    assert "OMP_NUM_THREADS" not in one
+    assert (many["OMP_NUM_THREADS"], many["TORCH_NCCL_ASYNC_ERROR_HANDLING"], many["A"]) == ("1", "1", "b")
+    assert not {"CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "MKL_NUM_THREADS"} & one.keys()
+
+
+def test_what_stands_behind_two_dashes_is_the_script() -> None:
+    assert split(["status", "--", "x"]) == (["status", "--", "x"], None)
+    assert split(["run", "a.yaml"]) == (["run", "a.yaml"], None)
+    assert split(["run", "--nodes", "2", "--", "t.py", "--", "-x"]) == (
+        ["run", "--nodes", "2"],
+        Script(program="t.py", args=("--", "-x")),
+    )
+    assert split(["run", "--"])[1] == Script(program="")
+    one, other = name_of(Script(program="/a/My Train.py")), name_of(Script(program="/b/My Train.py"))
+    assert one != other
+    assert one.startswith("my-train-")
+    assert name_of(Script(program="/a/7.py")).startswith("s-7-")
+
+
+ME = Member(node="n0", incarnation=1)
+
+
+def plan_of(generation: int, rung: Rung = Rung.START) -> Plan:
+    return Plan(generation=generation, phase=Phase.TRAIN, seats=(Seat(member=ME, born=generation),), rung=rung)
+
+
+def recovered(level: Level, steps: list[int]) -> tuple[float, int | None] | None:
+    """Seconds and lost steps of a recovery, of a script that tells these steps after it was started again."""
+    stages, means, plan = Stages(), MEANS[level], plan_of(1)
+    stages, _ = stages.after(Seen(now=1.0, view=View(plan=plan)), plan, ME, means=means)
+    told = 20 if means.tells else 0
+    stages, _ = stages.after(Workers(now=2.0, work=Work.TRAINING, generation=1, step=told), plan, ME, means=means)
+    left = Exit(generation=1, slot=0, step=told, cause="signal 9 (SIGKILL)", own=False, signal=9)
+    failed = Workers(now=10.0, work=Work.FAILED, generation=1, step=told, exit=left)
+    stages, _ = stages.after(failed, plan, ME, means=means)
+    plan = plan_of(2, Rung.RESTART)
+    stages, _ = stages.after(Seen(now=10.5, view=View(plan=plan)), plan, ME, means=means)
+    for now, step in enumerate(steps, 11):
+        event = Workers(now=float(now), work=Work.TRAINING, generation=2, step=step)
+        stages, done = stages.after(event, plan, ME, means=means)
+        if done is not None:
+            return done.total_s, done.lost
+    return None
+
+
+def test_a_scripts_recovery_is_over_with_its_first_word_and_says_what_was_lost() -> None:
+    assert recovered(Level.SUPERVISED, [0, 0]) == (1.0, None), "it never says a word: it is over when it runs"
+    assert recovered(Level.TOLD, [0, 0, 0]) is None
+    assert recovered(Level.TOLD, [0, 0, 16]) == (3.0, 5), "steps 16 to 20 are made again"
+    assert recovered(Level.TOLD, [0, 21]) == (2.0, 0)
+
+
+def test_a_process_that_a_script_has_forked_says_nothing() -> None:
+    """A loader's worker may import what calls beat()."""
+    import elasticrl
+    from elasticrl.agent.beats import Beat
+    from elasticrl.agent.seat import Seat
+
+    before = Seat._here
+    try:
+        seat = object.__new__(Seat)
+        seat.beat, seat.scripted = Beat(), True
+        Seat._here = seat
+        elasticrl.beat(step=4)
+        assert seat.beat.now.step == 4
+        child = os.fork()
+        if child == 0:
+            elasticrl.beat(step=9)
+            os._exit(seat.beat.now.step)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    finally:
+        Seat._here = before
+
+
+def test_beats_need_no_torch() -> None:
+    import subprocess
+
+    code = "import elasticrl, sys; elasticrl.beat(step=1); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
