@@ -160,6 +160,11 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
                 f"{args.num_train_epochs:g} epochs of {walk.usable} samples do not fill one step of {walk.batch} "
                 "(lanes.count x per_device_train_batch_size): raise num_train_epochs, or make the batch smaller."
             )
+        if self.run.tree.job.steps not in (0, steps):
+            raise Misuse(
+                f"job.steps is {self.run.tree.job.steps}, and the trainer's arguments (max_steps, num_train_epochs) come to "
+                f"{steps}: the daemons would wait for steps that nobody makes. Set job.steps to 0: then the trainer says it."
+            )
         return int(steps)
 
     def _data(self) -> tuple[Any, Callable[[list[Any]], Any]]:
