@@ -124,6 +124,26 @@ def test_an_evaluation_changes_no_bit(tmp_path: Path, models, undisturbed):
     assert [line["step"] for line in told] == [3, 6, 9, 12]
 
 
+def test_a_job_that_has_lost_all_memory_goes_on_from_the_disk(tmp_path: Path, models):
+    constant = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+    undisturbed = alone(tmp_path / "alone", "sft", models, **constant)
+    out = tmp_path / "model"
+    with nodes(tmp_path, "sft", models, "--model-out", str(out), copies=0, max_steps=5, **constant) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        assert gang.resume == 5
+        gang.lose("n0")
+        gang.args[gang.args.index("--more") + 1] = json.dumps({"max_steps": STEPS, **constant})
+        gang.rung = 4
+        gang.plan("n1", "n2")
+        gang.until(lambda: "from step 5.0" in gang.workers["n1"].text, "word of where it goes on", 90.0)
+        gang.until_done()
+        assert digests(gang.run_dir) == undisturbed
+        proof(gang.run_dir)
+    steps = [line["step"] for line in json.loads((out / "log.json").read_text()) if "loss" in line]
+    assert steps == [2, 4, 6, 8, 10, 12], "what was logged before is known"
+
+
 @pytest.mark.slow
 def test_the_example_learns(tmp_path: Path):
     script = Path(__file__).parents[2] / "docs" / "examples" / "trl_grpo.py"
