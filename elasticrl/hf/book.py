@@ -2,6 +2,9 @@
 
 The one idea: a trainer's notes are lists and counters that it only adds to. They are emptied before a lane and read after it,
 so each note has a lane; and whoever carries which lane, all ranks put them together in the order of lanes.
+
+Missing hook: a public name for TRL's `_metrics` and `_total_train_tokens`. In TRL's `_BaseTrainer` the line would be
+`def metrics(self) -> dict[str, dict[str, list[float]]]`.
 """
 
 from __future__ import annotations

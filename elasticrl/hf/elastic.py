@@ -8,12 +8,13 @@ from lane to lane, and both are folded in the order of lanes: gradients, and the
 a loss that is a mean over tokens is divided. That number is known before any backward pass: a step first prepares all its lanes
 (GRPO generates and scores here), then tells the ranks how many items each lane has, then trains on them.
 
-Only public methods are overridden, and these of transformers 5.19 that are named with an underscore:
-    _inner_training_loop   the loop is the runtime's. A public `training_loop(...)` would do.
-    _prepare_inputs        GRPO generates in it, once for each lane and step, before the backward pass asks for it again.
-    _get_learning_rate     of the step, for logs.
-Called are `_init_training_state`, `_maybe_log_save_evaluate`, `_finalize_training`, `_get_num_items_in_batch`,
-`_track_num_input_tokens`, `_remove_unused_columns` and `_get_collator_with_removed_columns`, which are the parts of that loop.
+Hooks that are missing, so a method with an underscore is overridden, and the line that each would need:
+    _inner_training_loop   in `Trainer.train`: `return self.training_loop(args, trial, ignore_keys_for_eval)`
+    _prepare_inputs        in `Trainer.training_step`: `inputs = self.prepare_inputs(inputs)`, in which GRPO generates
+    _get_learning_rate     in `Trainer._maybe_log_save_evaluate`: `logs["learning_rate"] = self.learning_rate()`
+The parts of transformers' loop are called by their names: `_init_training_state`, `_maybe_log_save_evaluate`, `_evaluate`,
+`_finalize_training`, `_get_num_items_in_batch`, `_track_num_input_tokens`, `_remove_unused_columns` and
+`_get_collator_with_removed_columns`. TRL has no public name for its metrics (book.py).
 """
 
 # ruff: noqa: SLF001 - the parts of transformers' loop are its own methods
@@ -160,6 +161,11 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
                 f"{args.num_train_epochs:g} epochs of {walk.usable} samples do not fill one step of {walk.batch} "
                 "(lanes.count x per_device_train_batch_size): raise num_train_epochs, or make the batch smaller."
             )
+        if self.run.tree.job.steps not in (0, steps):
+            raise Misuse(
+                f"job.steps is {self.run.tree.job.steps}, and the trainer's arguments (max_steps, num_train_epochs) come to "
+                f"{steps}: the daemons would wait for steps that nobody makes. Set job.steps to 0: then the trainer says it."
+            )
         return int(steps)
 
     def _data(self) -> tuple[Any, Callable[[list[Any]], Any]]:
@@ -179,7 +185,7 @@ class Elastic(_Trainer):  # type: ignore[misc] # a mixin: any trainer comes behi
         self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
         if not hasattr(self.lr_scheduler, "lr_lambdas"):
             raise Misuse(
-                f"lr_scheduler_type={self.args.lr_scheduler_type}: the learning rate must be a function of the step; use "
+                f"lr_scheduler_type={self.args.lr_scheduler_type.value}: the learning rate must be a function of the step; use "
                 "linear, cosine, constant or another one that is."
             )
         for group in self.optimizer.param_groups:  # what the schedule has made of them by now is `_factor`'s to say

@@ -4,8 +4,8 @@ The one idea: each process is a world of one for Accelerate. Accelerate learns o
 torchrun sets, and it looks at them once, when the training arguments are made. So they go before that. What crosses from one
 process to another is the runtime's alone.
 
-Missing hook: `TrainingArguments` has no argument that says "do not look at the environment" (`_setup_devices` would need
-`PartialState(..., distributed=False)`), which is why the variables are taken away.
+Missing hook: an argument of `TrainingArguments` that says "do not look at the environment". `_setup_devices` would need
+`PartialState(**accelerator_state_kwargs, distributed=self.distributed)`. That is why the variables are taken away.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.distributed as dist
 
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.run import join as take_place
 
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
 
 # What Accelerate 1.15 takes for a sign of other processes.
-SIGNS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SIGNS: Final = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # fmt: skip
 CARDS: Final = "CUDA_VISIBLE_DEVICES"
 
 _here: Run | None = None
@@ -37,6 +42,11 @@ def join(config: Path | str | Tree | None = None) -> Run:
     """
     global _here  # noqa: PLW0603 - a process has one place, whoever asks for it
     if _here is None:
+        if dist.is_initialized():
+            raise Misuse(
+                "There is a process group before this process has taken its place: Accelerate has made one with the training "
+                "arguments. Define the class that has Elastic before them, or call elasticrl.hf.join() first."
+            )
         _one_card()
         _here = take_place(config)
         for name in SIGNS:

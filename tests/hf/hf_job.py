@@ -104,17 +104,17 @@ def parts(kind: str, folder: Path, *, evaluates: bool = False, fixed: bool = Fal
     """Model, data and tokenizer, as both the stock trainer and ours take them."""
     path = model_of(folder, kind)
     dataset = datasets.Dataset.from_list(rows(kind))
-    given: dict[str, Any] = {"processing_class": transformers.AutoTokenizer.from_pretrained(path)}
+    words = transformers.AutoTokenizer.from_pretrained(path)
+    given: dict[str, Any] = {"processing_class": words, "model": path}
     if kind == "plain":
-        words = given["processing_class"]
         dataset = dataset.map(lambda row: words(row["text"]), remove_columns=["text"])
         given["data_collator"] = transformers.DataCollatorForLanguageModeling(words, mlm=False)
-        return given | {"model": transformers.AutoModelForCausalLM.from_pretrained(path), "train_dataset": dataset}
+        given["model"] = transformers.AutoModelForCausalLM.from_pretrained(path)
     if kind == "grpo":
         given |= {"reward_funcs": sevens, "rollout_func": answers if fixed else None}
     if evaluates:
         given["eval_dataset"] = dataset.select(range(12))
-    return given | {"model": path, "train_dataset": dataset}
+    return given | {"train_dataset": dataset}
 
 
 class Teller(transformers.TrainerCallback):

@@ -21,10 +21,17 @@ STEPS, LANES = hf_job.STEPS, 5
 
 
 def nodes(
-    folder: Path, kind: str, models: Path, *args: str, copies: int = 1, step_ms: float = 0.0, **more: Any
+    folder: Path,
+    kind: str,
+    models: Path,
+    *args: str,
+    copies: int = 1,
+    step_ms: float = 0.0,
+    steps: int = 0,
+    **more: Any,
 ) -> Nodes:
     """A gang of the job `kind`, with these arguments of its trainer."""
-    made = Nodes(folder, steps=STEPS, lanes=LANES, copies=copies, program="hf_job")
+    made = Nodes(folder, steps=steps, lanes=LANES, copies=copies, program="hf_job")
     made.args = [kind, "--folder", str(models), "--step-ms", str(step_ms), "--more", json.dumps(more), *args]
     return made
 
@@ -117,6 +124,43 @@ def test_an_evaluation_changes_no_bit(tmp_path: Path, models, undisturbed):
     assert [line["step"] for line in told] == [3, 6, 9, 12]
 
 
+def test_a_job_that_has_lost_all_memory_goes_on_from_the_disk(tmp_path: Path, models):
+    constant = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+    undisturbed = alone(tmp_path / "alone", "sft", models, **constant)
+    out = tmp_path / "model"
+    with nodes(tmp_path, "sft", models, "--model-out", str(out), copies=0, max_steps=5, **constant) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        assert gang.resume == 5
+        gang.lose("n0")
+        gang.args[gang.args.index("--more") + 1] = json.dumps({"max_steps": STEPS, **constant})
+        gang.rung = 4
+        gang.plan("n1", "n2")
+        gang.until(lambda: "from step 5.0" in gang.workers["n1"].text, "word of where it goes on", 90.0)
+        gang.until_done()
+        assert digests(gang.run_dir) == undisturbed
+        proof(gang.run_dir)
+    steps = [line["step"] for line in json.loads((out / "log.json").read_text()) if "loss" in line]
+    assert steps == [2, 4, 6, 8, 10, 12], "what was logged before is known"
+
+
+@pytest.mark.slow
+def test_the_example_learns(tmp_path: Path):
+    script = Path(__file__).parents[2] / "docs" / "examples" / "trl_grpo.py"
+    said = subprocess.run(
+        [sys.executable, str(script), "--steps", "40"],
+        cwd=tmp_path,
+        check=True,
+        timeout=280,
+        capture_output=True,
+        text=True,
+    ).stdout
+    rewards = [float(found) for found in re.findall(r"'reward': '([-0-9.e]+)'", said)]
+    assert len(rewards) == 8
+    assert rewards[-1] > rewards[0] + 0.15
+    assert (tmp_path / "run" / "trl-grpo" / "model.safetensors").exists()
+
+
 def test_what_is_logged_is_of_all_lanes_and_survives_who_logs(tmp_path: Path, models):
     logs = []
     for name, kills in (("alone", 0), ("gang", 2)):
@@ -203,14 +247,15 @@ def test_a_node_with_another_base_model_under_its_adapters_ends(tmp_path: Path, 
         ("grpo", {"per_device_train_batch_size": 4, "generation_batch_size": 12}, "must be a multiple of the second"),
         ("grpo", {"num_iterations": 2}, "num_iterations is 2: a step has one update"),
         ("plain", {"optim": "adafactor"}, "Adafactor has no exact form here"),
-        ("plain", {"lr_scheduler_type": "reduce_lr_on_plateau"}, "must be a function of the step"),
+        ("plain", {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "must be a function of the step"),
+        ("sft", {"max_steps": STEPS + 1}, "Set job.steps to 0"),
         ("plain", {"train_sampling_strategy": "group_by_length"}, "the order is the job's own"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_with_what_to_do(
     tmp_path: Path, models, kind: str, more: dict[str, Any], said: str
 ):
-    with nodes(tmp_path, kind, models, copies=0, **more) as gang:
+    with nodes(tmp_path, kind, models, copies=0, steps=STEPS, **more) as gang:
         gang.plan("n0")
         worker = gang.workers["n0"]
         worker.process.join(100)
