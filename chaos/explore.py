@@ -1,0 +1,153 @@
+"""`python -m chaos.explore`: a small world, searched whole; exit code 1 if a guarantee does not hold somewhere in it.
+
+The one idea: seeds find what they draw, and `chaos.everywhere` puts a fault at every place of one run. Here there is no run:
+every state that two or three nodes can come to with a few faults is made, from every state every next one, and each once.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from chaos.mutants import MUTANTS, ROOT, Broken
+
+#: Guards that two nodes, a store and two faults can be in need of: its fences, leases, commits, plans, and who is seated.
+GUARDS: Final = (
+    "a commit is fenced by the plan",
+    "a commit is fenced by the commit before it",
+    "a plan is fenced by the plan before it",
+    "a plan is fenced by the commit",
+    "a plan is fenced by the office",
+    "the office is taken as it was seen",
+    "only a held lease leads",
+    "a leader that was reborn is replaced at once",
+    "a lost lease is lost",
+    "a wish is not repeated before its time",
+    "workers cannot join one generation twice",
+    "a step is committed once",
+    "only the gang of this plan commits",
+    "a lost record is written again",
+    "a seat without workers is given back",
+    "fresh workers where the plan asks for them",
+    "workers without a seat end",
+    "a restarted daemon is another member",
+    "a stopped job stays stopped",
+    "a stop is heeded",
+    "a plan resumes from the newest commit",
+    "survivors keep their order",
+    "the leaving lose their seat",
+    "the quarantined get no seat",
+    "who was found cut off has no seat before a test has passed",
+    "quarantines end",
+    "a stall with nobody to blame is probed",
+    "a probe waits for the answers",
+    "those out of reach lose their seats",
+    "a rung has a deadline",
+    "a failed worker is replaced by a warm one or not at all",
+    "a plan names whose workers are fresh",
+    "a cut way is tested again and again",
+    "growth waits for the gang",
+    "a gap is filled",
+)
+EACH_S: Final = 60.0  # of computing, for one guard
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m chaos.explore", description=__doc__)
+    parser.add_argument("--nodes", type=int, choices=(2, 3), default=2)
+    parser.add_argument("--faults", type=int, default=1, help="so many may come, at any moment (default: 1)")
+    parser.add_argument("--turns", type=int, default=0, help="so often what is due comes before its turn (default: 0)")
+    parser.add_argument("--boot", action="store_true", help="from the first moment on, in place of from when all train")
+    parser.add_argument("--always", action="store_true", help="further faults come when the job is well again, too")
+    parser.add_argument("--symmetric", action="store_true", help="states that differ in the nodes' names alone are one")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of computing, at most (default: 3600)")
+    parser.add_argument("--states", type=int, default=3_000_000, help="at most")
+    parser.add_argument("--mutants", action="store_true", help="break guards in turn: is each missed?")
+    parser.add_argument("--broken", default="", help="break this guard (of chaos/mutants.py) first")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv)
+    if asked.mutants:
+        return table(asked)
+    if asked.broken:
+        mutant = next((mutant for mutant in MUTANTS if mutant.name == asked.broken), None)
+        if mutant is None:
+            parser.error(f"chaos/mutants.py has no guard {asked.broken!r}")
+        sys.meta_path.insert(0, Broken(mutant))
+    return search(asked)
+
+
+def search(asked: argparse.Namespace) -> int:
+    """Search, and say what was found."""
+    from chaos.small.search import Bound, Search, told  # noqa: PLC0415 - not before a guard is broken
+    from chaos.small.world import Rules  # noqa: PLC0415
+
+    bound = Bound(
+        faults=asked.faults, turns=asked.turns, states=asked.states, seconds=asked.seconds, boot=asked.boot,
+        recovering=not asked.always, one=bool(asked.broken), symmetric=asked.symmetric,
+    )  # fmt: skip
+    rules = Rules(asked.nodes)
+    looked = Search(rules, bound)
+    result = looked.run()
+    if asked.json:
+        first = result.found[0] if result.found else None
+        said = {"check": first.check, "what": first.what, "moves": len(first.way)} if first else {}
+        print(json.dumps({"states": result.states, "seconds": round(result.seconds, 1), **said}))
+        return bool(first)
+    print(f"{asked.nodes} nodes, up to {asked.faults} faults, up to {asked.turns} things before their turn")
+    print(f"{result.states} states, {result.transitions} transitions, depth {result.depth}, {result.seconds:.0f} s of computing")
+    print(f"merged: {result.merged} transitions led to a state that was known; the core was asked {result.asked} questions")
+    print(f"faults: {', '.join(f'{kind} {n}' for kind, n in sorted(result.kinds.items()))} (first ways to a new state)")
+    for why, n in result.cut.items():
+        print(f"cut: {n} {why}")
+    for found in result.found:
+        print(f"\n{found.check}: {found.what}")
+        for line in told(rules, looked.worlds[0], found.way):
+            print(f"  {line}")
+    print("nothing is wrong" if not result.found else f"{len(result.found)} things are wrong")
+    return bool(result.found)
+
+
+def table(asked: argparse.Namespace) -> int:
+    """Break each guard in turn, over all cores; say which search noticed. 1 if most did not."""
+    begun, noticed = time.monotonic(), 0
+
+    def one(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for faults in range(asked.faults + 1):
+            found = {"faults": faults, **_apart(name, asked, faults)}
+            if "check" in found:
+                break
+        return found
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for name, found in zip(GUARDS, pool.map(one, GUARDS), strict=True):
+            noticed += "check" in found
+            said = f"{found['check']}: {found['what']}" if "check" in found else "NOBODY NOTICED"
+            moves = found.get("moves", "-")
+            print(f"{name:<60} {found['faults']} faults {moves:>4} moves {found['seconds']:>6} s  {said[:110]}", flush=True)
+    print(f"{noticed} of {len(GUARDS)} broken guards were noticed ({time.monotonic() - begun:.0f} s)")
+    return 0 if noticed > len(GUARDS) * 2 / 3 else 1
+
+
+def _apart(name: str, asked: argparse.Namespace, faults: int) -> dict[str, Any]:
+    """In a process of its own, without the core's own asserts."""
+    command = [
+        sys.executable, "-O", "-m", "chaos.explore", "--json", "--broken", name, "--nodes", str(asked.nodes),
+        "--faults", str(faults), "--turns", str(asked.turns), "--seconds", str(min(EACH_S, asked.seconds)),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=40 * EACH_S, check=False)
+    if not done.stdout:
+        raised = (done.stderr.strip() or "no word").splitlines()[-1]
+        return {"check": "it crashed", "what": raised, "seconds": 0.0}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
