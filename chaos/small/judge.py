@@ -46,7 +46,7 @@ def _facts(rules: Rules, before: World, turn: Turn, fact: Fact) -> Iterator[Comp
             yield from _planned(rules, before, turn, fact)
             _remember(turn, formed=False, began=0)
         case Committed():
-            yield from _committed(rules, before, turn.world, fact)
+            yield from _committed(rules, before, fact)
         case Confined(held=True):
             node = fact.node
             if not _touched(rules, turn.world, node):
@@ -63,7 +63,10 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
     if number != newest + 1 and not (plan.again and number > newest):
         yield "one_plan_per_generation", f"generation {number} was written after {newest}"
     if plan.resume != fact.committed:
-        yield "a_plan_never_forgets_a_commit", f"generation {number} resumes {plan.resume}, committed was {fact.committed}"
+        yield (
+            "a_plan_never_forgets_a_commit",
+            f"generation {number} resumes {plan.resume}, committed was {fact.committed}",
+        )
     leader = rules.value(turn.world.past.leader)
     if fact.by != str(leader) and not plan.again:
         yield "only_a_leader_writes", f"{fact.by} wrote generation {number}, the leader was {leader}"
@@ -74,7 +77,7 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
     yield from _sound(rules, fact)
     if plan.phase is Phase.STOP and not (plan.exit_code == 75 and turn.world.past.asked) and plan.exit_code != 70:
         yield "a_job_ends_for_a_reason", f"generation {number} stops the job with {plan.exit_code}"
-    if number > 8 + 8 * (before.past.late + bin(before.past.touched).count("1")):
+    if number > 8 + 8 * (before.past.late + before.past.touched.bit_count()):
         yield "nobody_spins", f"{number} generations"
 
 
@@ -93,7 +96,10 @@ def _follows(rules: Rules, turn: Turn, old: Plan, plan: Plan) -> Iterator[Compla
     fresh = sum(seat.born == number for seat in plan.seats)
     want = len(plan.seats) if plan.rung >= Rung.RESTART else int(old.rung < plan.rung is Rung.REPLACE)
     if plan.phase is Phase.TRAIN and fresh < want and not plan.again:
-        yield "a_rung_does_what_it_says", f"generation {number} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
+        yield (
+            "a_rung_does_what_it_says",
+            f"generation {number} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh",
+        )
     if plan.phase is Phase.TRAIN and plan.rung is Rung.RELOAD and plan.strike is None and old.rung < Rung.RESTART:
         yield "disks_are_the_last_resort", f"generation {number} reads the disk"
     if Phase.STOP not in (plan.phase, old.phase):
@@ -103,14 +109,24 @@ def _follows(rules: Rules, turn: Turn, old: Plan, plan: Plan) -> Iterator[Compla
 def _innocent(rules: Rules, world: World, old: Plan, plan: Plan) -> Iterator[Complaint]:
     here = {seat.member: seat.born for seat in plan.seats}
     for seat in old.seats:
-        if (old.grows and not world.past.formed and seat.born == old.generation) or _touched(rules, world, seat.member.node):
+        if (old.grows and not world.past.formed and seat.born == old.generation) or _touched(
+            rules, world, seat.member.node
+        ):
             continue
         if seat.member not in here:
-            yield "the_innocent_keep_their_seats", f"generation {plan.generation} puts out {seat.member}, which nothing befell"
+            yield (
+                "the_innocent_keep_their_seats",
+                f"generation {plan.generation} puts out {seat.member}, which nothing befell",
+            )
         elif (
-            old.phase is plan.phase is Phase.TRAIN and plan.rung <= Rung.REPLACE and here[seat.member] == plan.generation
+            old.phase is plan.phase is Phase.TRAIN
+            and plan.rung <= Rung.REPLACE
+            and here[seat.member] == plan.generation
         ):
-            yield "the_innocent_keep_their_seats", f"generation {plan.generation} restarts {seat.member}, which nothing befell"
+            yield (
+                "the_innocent_keep_their_seats",
+                f"generation {plan.generation} restarts {seat.member}, which nothing befell",
+            )
 
 
 def _sound(rules: Rules, fact: Planned) -> Iterator[Complaint]:
@@ -120,7 +136,8 @@ def _sound(rules: Rules, fact: Planned) -> Iterator[Complaint]:
     nodes = [seat.member.node for seat in plan.seats]
     wrong = {
         "a node has two seats": len(set(nodes)) < len(nodes),
-        f"{len(nodes)} seats": plan.phase is Phase.TRAIN and not membership.min_nodes <= len(nodes) <= membership.max_nodes,
+        f"{len(nodes)} seats": plan.phase is Phase.TRAIN
+        and not membership.min_nodes <= len(nodes) <= membership.max_nodes,
         f"{plan.world} ranks": plan.world > rules.settings.lanes,
         "a quarantined member is seated": any(str(seat.member) in fact.held for seat in plan.seats),
         "no place to meet": plan.phase is Phase.TRAIN and not plan.endpoint,
@@ -130,7 +147,7 @@ def _sound(rules: Rules, fact: Planned) -> Iterator[Complaint]:
     yield from (("plans_are_sound", f"generation {plan.generation}: {what}") for what, is_so in wrong.items() if is_so)
 
 
-def _committed(rules: Rules, before: World, world: World, fact: Committed) -> Iterator[Complaint]:
+def _committed(rules: Rules, before: World, fact: Committed) -> Iterator[Complaint]:
     held: Held = rules.value(before.held)
     plan = held.shared.plan
     if fact.step <= held.shared.committed:
@@ -154,11 +171,16 @@ def _events(rules: Rules, turn: Turn, kind: str, what: tuple[object, ...]) -> It
         case "began", (int() as node, Plan() as plan, False):
             name, number = rules.names[node], plan.generation
             if any(seat.member.node == name and seat.born == number for seat in plan.seats):
-                yield "a_seat_is_filled_as_planned", f"{name} reformed for generation {number}, which asked for fresh workers"
+                yield (
+                    "a_seat_is_filled_as_planned",
+                    f"{name} reformed for generation {number}, which asked for fresh workers",
+                )
         case "halted", (int() as node, int() as generation, int() as under):
             if under < generation:
                 ended = f"{rules.names[node]} ended its workers of generation {generation} for plan {under}"
                 yield "no_worker_ends_for_an_older_plan", ended
+        case "ordered", (int() as node, str() as order, int() as generation):
+            yield "orders_are_given_once", f"{rules.names[node]} was told {order} {generation} again at the same moment"
         case "left", (int() as node, int() as code):
             newest = rules.plan(turn.world)
             if code not in ((0, 70, 75) if newest and newest.phase is Phase.STOP else (0,)):
@@ -172,7 +194,10 @@ def _resumed(rules: Rules, turn: Turn, plan: Plan, version: int, seats: tuple[in
         yield "no_committed_step_is_made_again", what
     missing = {i for i in past.ring if past.lost >> i & 1 or i not in seats}
     if version < past.sealed and _whole(past.ring, missing, rules.settings.copies) and plan.rung is not Rung.RELOAD:
-        yield "no_sealed_step_is_lost", f"generation {number} goes back from {past.sealed} to {version}; missing {sorted(missing)}"
+        yield (
+            "no_sealed_step_is_lost",
+            f"generation {number} goes back from {past.sealed} to {version}; missing {sorted(missing)}",
+        )
     if version != past.sealed:
         _remember(turn, sealed=version, ring=seats, lost=0)
 

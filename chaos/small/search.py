@@ -15,8 +15,9 @@ from itertools import permutations
 from typing import Final
 
 from chaos.small.judge import Complaint, complaints
+from chaos.small.shelf import Held
 from chaos.small.world import Move, Rules, World
-from elasticrl.core.model import Phase
+from elasticrl.core.model import Intent, Phase
 
 NO_WAY: Final = "the_job_is_well_again"
 CIRCLE: Final = "nobody_spins"
@@ -32,6 +33,8 @@ class Bound:
     seconds: float = 3600.0  # of computing
     boot: bool = False  # from the first moment on, in place of from when all train
     recovering: bool = True  # a further fault comes before the job is well again
+    kinds: frozenset[str] = frozenset()  # of faults; none: all
+    back_s: int = 0  # how long the way back may take by itself; 0: as long as it may
     one: bool = False  # the first complaint ends the search
     symmetric: bool = False  # states that differ in the nodes' names alone are one
 
@@ -55,6 +58,7 @@ class Result:
     depth: int = 0
     asked: int = 0
     seconds: float = 0.0
+    back_s: int = 0  # the longest way back to training, where each thing has its turn
     left: int = 0  # states that were not gone on from
     cut: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
@@ -73,7 +77,9 @@ class Search:
         self.moves: list[Move] = []
         self.depths = array("i")
         self.next: list[tuple[int, ...]] = []  # by moves that are no faults, the fair one first
-        self.seen: set[str] = set()
+        self.waits = bytearray()  # by state: does time go when each thing has its turn?
+        self.todo: deque[tuple[int, bool]] = deque()  # states, and whether they are new or only to be struck
+        self.struck: set[int] = set()  # states in which faults come
 
     def run(self) -> Result:
         """All of it."""
@@ -95,65 +101,64 @@ class Search:
     # ---- all states
 
     def first(self) -> World:
-        """Where the search begins."""
-        world = self.rules.start(self.bound.faults, self.bound.turns)
-        while not self.bound.boot and not self.well(world):
-            turn = self.rules.after(world, self.rules.moves(world)[0])
-            complaints(self.rules, world, turn)
+        """Where the search begins: as all train, if nothing is wrong before."""
+        rules, way = self.rules, list[Move]()
+        world = start = rules.start(self.bound.faults, self.bound.turns)
+        while not (self.bound.boot or self.well(world)):
+            way.append(rules.moves(world)[0])
+            turn = rules.after(world, way[-1])
+            if wrong := complaints(rules, world, turn):
+                self.result.found += [Found(check=check, what=what, way=tuple(way)) for check, what in wrong]
+                return start
             world = turn.world
         return world
 
     def _explore(self, begun: float) -> None:
-        result, bound, rules = self.result, self.bound, self.rules
-        todo: deque[tuple[int, bool]] = deque()
+        bound, rules = self.bound, self.rules
         first = self.first()
         self._add(one_of(rules, first) if bound.symmetric else first, -1, ())
-        todo.append((0, True))
-        struck: set[int] = {0}  # states from which faults are tried, too
-        while todo:
-            number, fresh = todo.popleft()
+        self.todo.append((0, True))
+        self.struck.add(0)
+        while self.todo and not (bound.one and self.result.found):
+            number, fresh = self.todo.popleft()
             world = self.worlds[number]
-            strikes = number in struck
-            moves: list[Move] = rules.moves(world) if fresh else []
-            plain = len(moves)
-            if strikes:
-                moves = [*moves, *rules.faults(world)]
-            after: list[int] = []
-            for i, move in enumerate(moves):
-                result.transitions += 1
-                turn = rules.after(world, move)
-                wrong = complaints(rules, world, turn)
-                if wrong:
-                    self._complain(number, move, wrong)
-                    if bound.one:
-                        return
-                    if turn.bug:
-                        continue
-                then = turn.world
-                if then.faults and bound.recovering and then.faults < bound.faults and self.well(then):
-                    then = then._replace(faults=0, turns=0)
-                if bound.symmetric:
-                    then = one_of(rules, then)
-                known = self.numbers.get(then)
-                loud = bool(then.faults) and not (i < plain and quiet(world, then))
-                if known is None:
-                    known = self._add(then, number, move)
-                    if loud:
-                        struck.add(known)
-                    todo.append((known, True))
-                else:
-                    result.merged += 1
-                    if loud and known not in struck:
-                        struck.add(known)
-                        todo.append((known, False))
-                if i < plain:
-                    after.append(known)
             if fresh:
-                self.next[number] = tuple(after)
+                moves = rules.moves(world)
+                self.waits[number] = moves[0] == ("time",)
+                self.next[number] = tuple(self._go(number, move, strikes=False) for move in moves)
+            if number in self.struck:
+                for move in rules.faults(world):
+                    if not bound.kinds or move[1] in bound.kinds:
+                        self._go(number, move, strikes=True)
             if len(self.worlds) >= bound.states or time.process_time() - begun > bound.seconds:
                 break
-        result.left = sum(1 for _, fresh in todo if fresh)
-        self._count(struck)
+        self._count()
+
+    def _go(self, number: int, move: Move, *, strikes: bool) -> int:
+        """One transition: the number of the state that it leads to."""
+        rules, world = self.rules, self.worlds[number]
+        self.result.transitions += 1
+        turn = rules.after(world, move)
+        if wrong := complaints(rules, world, turn):
+            self._complain(number, move, wrong)
+        then = turn.world
+        if self.bound.recovering and 0 < then.faults < self.bound.faults and self.well(then):
+            then = then._replace(faults=0, turns=0)
+        if self.bound.symmetric:
+            then = one_of(rules, then)
+        known = self.numbers.get(then)
+        loud = bool(then.faults) and (strikes or not quiet(world, then))
+        if known is None:
+            known = self._add(then, number, move)
+            if not turn.bug:
+                self.todo.append((known, True))
+        else:
+            self.result.merged += 1
+            if loud and known not in self.struck:
+                self.todo.append((known, False))
+        if loud:
+            self.struck.add(known)
+        return known
 
     def _add(self, world: World, parent: int, move: Move) -> int:
         number = len(self.worlds)
@@ -163,14 +168,16 @@ class Search:
         self.moves.append(move)
         self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
         self.next.append(())
+        self.waits.append(0)
         return number
 
-    def _count(self, struck: set[int]) -> None:
+    def _count(self) -> None:
         result = self.result
         result.depth = max(self.depths)
+        result.left = sum(1 for _, fresh in self.todo if fresh)
         result.kinds.update(move[1] for move in self.moves if move and move[0] == "fault")
-        quiet = sum(1 for i, world in enumerate(self.worlds) if world.faults and i not in struck)
-        result.cut["states without a fault, as only news had been read just before"] = quiet
+        spared = sum(1 for i, world in enumerate(self.worlds) if world.faults and i not in self.struck)
+        result.cut["states without a fault, as only news had been read just before"] = spared
         if result.left:
             result.cut["states not gone on from, as the bound was reached"] = result.left
 
@@ -190,12 +197,21 @@ class Search:
     # ---- what has to happen at last
 
     def well(self, world: World) -> bool:
-        """Do all train who are there, or has everybody left?"""
+        """Do all train who are there, and nobody is to leave? Or has everybody left?"""
         rules = self.rules
         if rules.over(world):
             return True
-        plan = rules.plan(world)
-        if plan is None or plan.phase is not Phase.TRAIN or world.cuts or world.down:
+        held: Held = rules.value(world.held)
+        plan = held.shared.plan
+        if (
+            plan is None
+            or plan.phase is not Phase.TRAIN
+            or world.cuts
+            or world.down
+            or held.shared.intent is Intent.STOP
+        ):
+            return False
+        if any(node.up and rules.value(node.core).leaving for node in world.nodes):
             return False
         gang = next((gang for gang in world.gangs if gang.generation == plan.generation), None)
         here = sum(bool(node.up or node.agent or node.timers) for node in world.nodes)
@@ -222,9 +238,30 @@ class Search:
         if lost is not None:
             what = f"{ways.count(0)} states have no way back to training"
             self.result.found.append(Found(check=NO_WAY, what=what, way=self.way(lost)))
+            return
+        self.result.back_s, slowest = self._slowest(good)
+        if self.bound.back_s and self.result.back_s > self.bound.back_s:
+            what = f"left alone, the job is well after {self.result.back_s} s, and {self.bound.back_s} s are enough"
+            self.result.found.append(Found(check=NO_WAY, what=what, way=self.way(slowest)))
         elif (circle := next(self._circles(good), None)) is not None:
             what = f"a circle of {len(circle)} states, and the job is well in none"
             self.result.found.append(Found(check=CIRCLE, what=what, way=self.way(min(circle))))
+
+    def _slowest(self, good: list[bool]) -> tuple[int, int]:
+        """The longest that the job takes to be well when each thing has its turn, and from which state on."""
+        count = len(self.worlds)
+        took = [0 if good[number] or not self.next[number] else -1 for number in range(count)]
+        for first in range(count):
+            path, number = [], first
+            while took[number] < 0:
+                took[number] = count  # on the way: a circle takes for ever
+                path.append(number)
+                number = self.next[number][0]
+            for before in reversed(path):
+                took[before] = min(count, took[number] + self.waits[before])
+                number = before
+        longest = max(took)
+        return longest, took.index(longest)
 
     def _circles(self, good: list[bool]) -> Iterator[list[int]]:
         """Strongly connected parts of the graph of states that are not well (Tarjan's way, without recursion)."""
@@ -301,7 +338,8 @@ def told(rules: Rules, world: World, way: tuple[Move, ...]) -> Iterator[str]:
         line = f"{seconds:4.0f} s  {_words(rules, move)}"
         if after is not None and (before is None or after.generation != before.generation):
             seats = ", ".join(f"{seat.member}{'*' if seat.born == after.generation else ''}" for seat in after.seats)
-            line += f"  => generation {after.generation} {after.phase} ({after.rung.name.lower()}) of {seats}: {after.causes[0].why}"
+            rung = after.rung.name.lower()
+            line += f"  => generation {after.generation} {after.phase} ({rung}) of {seats}: {after.causes[0].why}"
         yield line
 
 

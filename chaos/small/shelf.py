@@ -65,6 +65,15 @@ class Shelf(Store):
         self.told: list[str] = []
         self.told_own: list[tuple[str, str]] = []
 
+    @property
+    def world(self) -> World:
+        """Its clock, and the history of this one request."""
+        return self._world
+
+    def end(self, lease: int) -> None:
+        """A lease is over."""
+        self._drop(lease)
+
     def _share(self, **changes: object) -> None:
         super()._share(**changes)
         self.told += [scope for scope in SCOPES if scope in changes]
@@ -100,7 +109,7 @@ class Shelves:
         key = (held, "drop", member)
         if key not in self._asked:
             shelf, before = self._open(held)
-            shelf._drop(self._lease_of(member))
+            shelf.end(self._lease_of(member))
             self._asked[key] = self._closed(shelf, before)
         return self._asked[key]
 
@@ -134,7 +143,7 @@ class Shelves:
     def _open(self, number: int) -> tuple[Shelf, Held]:
         held = self.held(number)
         shelf = Shelf(_Still("small"))
-        shelf._world.now = 100.0
+        shelf.world.now = 100.0
         shelf.shared = replace(held.shared)
         shelf.records = {node: (record, self._lease_of(record.member)) for node, record in held.records.items()}
         shelf.quarantines, shelf.drains = dict(held.quarantines), dict(held.drains)
@@ -176,7 +185,7 @@ class Shelves:
         index = self.names.index
         return Answer(
             held=self.cores.numbers.of(held),
-            facts=tuple(shelf._world.history),
+            facts=tuple(shelf.world.history),
             shared=tuple(dict.fromkeys(shelf.told)),
             own=tuple((index(node), scope) for node, scope in dict.fromkeys(shelf.told_own)),
         )

@@ -73,7 +73,7 @@ class Numbers:
         """The value that stands for all that are equal to it."""
         return self.values[self.of(value)]
 
-    def key(self, value: Any) -> Any:  # noqa: PLR0911 - a table of kinds
+    def key(self, value: Any) -> Any:
         """What tells this value from others, as a tuple of plain values and numbers."""
         if value is None or isinstance(value, str | int | float):
             return value
@@ -248,7 +248,7 @@ class Cores:
 NAME: Final = re.compile(r"\bn(\d)\b")
 
 
-def _renamed(value: Any, order: tuple[int, ...]) -> Any:  # noqa: PLR0911 - a table of kinds
+def _renamed(value: Any, order: tuple[int, ...]) -> Any:
     match value:
         case None | bool() | int() | float():
             return value
@@ -262,7 +262,9 @@ def _renamed(value: Any, order: tuple[int, ...]) -> Any:  # noqa: PLR0911 - a ta
         case Mapping():
             return {_renamed(key, order): _renamed(item, order) for key, item in value.items()}
         case State():
-            return value.but(**{name: _renamed(item, order) for name, item in vars(value).items() if name != "settings"})
+            return value.but(
+                **{name: _renamed(item, order) for name, item in vars(value).items() if name != "settings"}
+            )
         case Event() | Action() | _ if is_dataclass(value):
             return replace(value, **{name: _renamed(getattr(value, name), order) for name in _names(type(value))})
     raise AssertionError(f"no value of a small world: {value!r}")

@@ -7,6 +7,7 @@ time goes on; a fault may come before any of it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 from chaos.history import Fact
@@ -88,6 +89,7 @@ class Node(NamedTuple):
     heard: tuple[tuple[int, int, bool], ...] = ()  # of each node: which life, silent for how long, suspected
     away: int = 0  # for so long it does not reach the store
     wanted: bool = True  # it is to run
+    orders: tuple[str, int, int] = ("", 0, 0)  # the newest order to its agent, for which plan, how often at this moment
 
 
 class Gang(NamedTuple):
@@ -241,31 +243,28 @@ class Rules:
         if not world.faults or self.over(world):
             return
         for i, node in enumerate(world.nodes):
-            if node.agent and node.work in ALIVE:
-                yield ("fault", "kill_worker", i)
-            if node.up:
-                yield ("fault", "kill_daemon", i)
-                yield ("fault", "drain", i)
-                if not node.away:
-                    yield ("fault", "cut_store", i)
-            if node.up or node.agent:
-                yield ("fault", "kill_node", i, 1)
-                yield ("fault", "kill_node", i, self.lease + 2)
-        for i, life, _ in world.leases:
-            yield ("fault", "lose_lease", i, life)
+            yield from (("fault", *fault) for fault in self._faults_of(i, node))
+        yield from (("fault", "lose_lease", i, life) for i, life, _ in world.leases)
         for request in world.requests:
             if not request.stray:
-                yield ("fault", "lose_request", request)
-                yield ("fault", "lose_answer", request)
-                yield ("fault", "repeat_request", request)
+                yield from (("fault", kind, request) for kind in ("lose_request", "lose_answer", "repeat_request"))
         if not world.down:
             yield ("fault", "store_outage", self.lease + 1)
         if not world.cuts:
-            for a in range(self.count):
-                for b in range(a + 1, self.count):
-                    yield ("fault", "cut", a, b)
+            yield from (("fault", "cut", a, b) for a, b in combinations(range(self.count), 2))
         if not world.past.asked:
             yield ("fault", "stop", next((i for i, node in enumerate(world.nodes) if node.up), 0))
+
+    def _faults_of(self, i: int, node: Node) -> Iterator[Move]:
+        """Those of one node: before its lease is over it is back, or well after."""
+        if node.agent and node.work in ALIVE:
+            yield ("kill_worker", i)
+        if node.up:
+            yield from (("kill_daemon", i), ("drain", i))
+            if not node.away:
+                yield ("cut_store", i)
+        if node.up or node.agent:
+            yield from (("kill_node", i, 1), ("kill_node", i, self.lease + 2))
 
     def over(self, world: World) -> bool:
         """Has everybody left?"""
@@ -293,7 +292,7 @@ class Rules:
             turn.world = world._replace(requests=requests)
 
     def _may_matter(self, world: World, request: Request) -> bool:
-        """Can this stray request still change the store, then or later? Revisions only rise, so what fails once fails for ever."""
+        """Can this stray request still change the store? Revisions only rise: what fails once fails for ever."""
         shared, action = self.value(world.held).shared, self.value(request.action)
         match action:
             case events.Propose() | events.Commit() | events.Restore():
@@ -410,10 +409,13 @@ class Rules:
                 news = tuple(scope for scope in node.news if scope in (TELL, EAR))
                 self._node(turn, i, everyone=everyone, news=tuple(sorted((*news, ALL))))
             case events.Launch(plan=plan):
+                self._ordered(turn, i, "launch", plan.generation)
                 self._launch(turn, i, plan)
             case events.Reform(plan=plan):
+                self._ordered(turn, i, "reform", plan.generation)
                 self._reform(turn, i, plan)
             case events.Park(plan=plan):
+                self._ordered(turn, i, "park", plan.generation)
                 self._park_for(turn, i, plan)
             case events.Halt():
                 self._halt(turn, i, action)
@@ -422,12 +424,21 @@ class Rules:
             case events.LookAt(request=request):
                 self._later(turn, i, Timer(0, "looked", request))
             case events.Probe(generation=generation, targets=targets):
+                self._ordered(turn, i, "probe", generation)
                 self._later(turn, i, Timer(1, "probed", generation, self._mask(targets)))
             case events.Try(found=found, targets=targets):
                 self._later(turn, i, Timer(1, "tried", found, self._mask(targets)))
             case _:
                 return self._send(turn, i, number, action)
         return []
+
+    def _ordered(self, turn: Turn, i: int, what: str, generation: int) -> None:
+        """An order needs its time: it is not given again at the same moment."""
+        before = turn.world.nodes[i].orders
+        times = before[2] + 1 if before[:2] == (what, generation) else 1
+        self._node(turn, i, orders=(what, generation, times))
+        if times > 1:
+            turn.events.append(("ordered", (i, what, generation)))
 
     def _mask(self, names: Any) -> int:
         return sum(1 << self.names.index(name) for name in names)
@@ -532,13 +543,26 @@ class Rules:
 
     def _word(self, node: Node) -> int:
         """What the agent says of its workers."""
-        stall = Stall(slot=0, step=node.step, phase="reduce", for_s=FOR_S, budget_s=FOR_S, waiting=True) if node.stall else None
+        stall = (
+            Stall(slot=0, step=node.step, phase="reduce", for_s=FOR_S, budget_s=FOR_S, waiting=True)
+            if node.stall
+            else None
+        )
         return self.of(
             events.Workers(
-                now=JUST, work=Work(node.work), generation=node.generation, born=node.born, warm=node.warm, step=node.step,
-                phase=node.phase, saved=node.saved, manifest=f"step-{node.saved}" if node.saved else "",
-                exit=self.value(node.exit), stall=stall, endpoint=self._endpoint(node),
-            )  # fmt: skip
+                now=JUST,
+                work=Work(node.work),
+                generation=node.generation,
+                born=node.born,
+                warm=node.warm,
+                step=node.step,
+                phase=node.phase,
+                saved=node.saved,
+                manifest=f"step-{node.saved}" if node.saved else "",
+                exit=self.value(node.exit),
+                stall=stall,
+                endpoint=self._endpoint(node),
+            )
         )
 
     def _endpoint(self, node: Node) -> str:
@@ -584,10 +608,15 @@ class Rules:
             timers = tuple(timer._replace(steps=timer.steps - 1) for timer in node.timers)
             nodes.append(
                 node._replace(
-                    core=core, wake=node.wake if node.wake == NEVER or not node.up else node.wake - 1, waits=waits,
-                    newer=0 if over else node.newer, timers=tuple(sorted(timers)), away=max(0, node.away - 1),
+                    core=core,
+                    wake=node.wake if node.wake == NEVER or not node.up else node.wake - 1,
+                    waits=waits,
+                    newer=0 if over else node.newer,
+                    timers=tuple(sorted(timers)),
+                    away=max(0, node.away - 1),
+                    orders=("", 0, 0),
                     sent=node.sent if node.sent == NEVER else min(2 * self.lease + 1, node.sent + 1),
-                )  # fmt: skip
+                )
             )
         down = max(0, world.down - 1)
         leases = tuple((i, life, left if down else max(0, left - 1)) for i, life, left in world.leases)
@@ -962,22 +991,44 @@ class Rules:
         for i in seats:
             self._node(turn, i, work=Work.TRAINING, step=version, phase="")
             self._hear(turn, i, TELL)
-        self._keep(turn, gang, seats, by or gang.generation)
+        if source == "vault":
+            self._give_copies(turn, gang, seats)
+        else:
+            self._keep(turn, gang, seats)
 
-    def _keep(self, turn: Turn, gang: Gang, seats: list[int], by: int) -> None:
-        """Each node keeps its own shard and those of the nodes before it. What a gang goes on from is given on at once."""
+    def _keep(self, turn: Turn, gang: Gang, seats: list[int]) -> None:
+        """Each node keeps its own shard and those of the nodes before it."""
         copies = min(self.settings.copies, len(seats) - 1)
         everyone = sum(1 << i for i in seats)
         for place, i in enumerate(seats):
             mask = sum(1 << seats[(place - back) % len(seats)] for back in range(copies + 1))
-            self._node(turn, i, vault=(gang.version, gang.generation if by != gang.kept else gang.generation, mask, everyone))
+            self._node(turn, i, vault=(gang.version, gang.generation, mask, everyone))
+
+    def _give_copies(self, turn: Turn, gang: Gang, seats: list[int]) -> None:
+        """What a gang goes on from lies as another has left it: each gives its own shard to those behind it."""
+        copies = min(self.settings.copies, len(seats) - 1)
+        found = (turn.world.nodes[i].vault for i in seats)
+        of = next(vault[3] for vault in found if vault[:2] == (gang.version, gang.kept))
+        key = (gang.version, gang.kept, of)
+        held = {i: self._holds(turn.world.nodes[i], key) for i in seats}
+        given = dict(held)
+        for place, i in enumerate(seats):
+            if held[i] >> i & 1:
+                for hop in range(1, copies + 1):
+                    given[seats[(place + hop) % len(seats)]] |= 1 << i
+        for i in seats:
+            self._node(turn, i, vault=(gang.version, gang.kept, given[i], of) if given[i] else (-1, 0, 0, 0))
+
+    def _holds(self, node: Node, key: tuple[int, int, int]) -> int:
+        version, by, shards, of = node.vault
+        return shards if (version, by, of) == key else 0
 
     def _seal(self, turn: Turn, gang: Gang) -> None:
         seats = self._seats(gang)
         idle = gang.version >= self.steps
         if not idle:
             gang = gang._replace(version=gang.version + 1)
-            self._keep(turn, gang, seats, gang.generation)
+            self._keep(turn, gang, seats)
             self._past(turn, sealed=gang.version, ring=tuple(seats), lost=0)
             for i in seats:
                 self._node(turn, i, step=gang.version)
@@ -1038,7 +1089,9 @@ class Rules:
         gang = self._gang(turn.world, generation)
         if gang is None:
             return
-        self._change(turn, gang._replace(joined=gang.joined & ~(1 << i), steps=1 if gang.steps == NEVER else gang.steps))
+        self._change(
+            turn, gang._replace(joined=gang.joined & ~(1 << i), steps=1 if gang.steps == NEVER else gang.steps)
+        )
         if not silent:
             self._break(turn, generation)
 
@@ -1131,5 +1184,3 @@ class Rules:
         self._past(turn, late=True)
         requests = (*turn.world.requests, request._replace(stray=True))
         turn.world = turn.world._replace(requests=tuple(sorted(requests)))
-
-
