@@ -6,6 +6,7 @@ a part of the state, so that two ways to one state differ in nothing that a chec
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from chaos.history import Committed, Confined, Elected, Fact, Planned
 from chaos.small.shelf import Held
@@ -26,7 +27,7 @@ def complaints(rules: Rules, before: World, turn: Turn) -> list[Complaint]:
     return found
 
 
-def _remember(turn: Turn, **changes: object) -> None:
+def _remember(turn: Turn, **changes: Any) -> None:
     turn.world = turn.world._replace(past=turn.world.past._replace(**changes))
 
 
@@ -52,7 +53,8 @@ def _facts(rules: Rules, before: World, turn: Turn, fact: Fact) -> Iterator[Comp
             if not _touched(rules, turn.world, node):
                 yield "the_innocent_are_not_quarantined", f"{node} was quarantined though nothing befell it"
             now: Held = rules.value(turn.world.held)
-            bound = [name for name, quarantine in now.quarantines.items() if quarantine.held]
+            lives = {name: rules.member(i, turn.world.nodes[i].life) for i, name in enumerate(rules.names)}
+            bound = [name for name, quarantine in now.quarantines.items() if quarantine.binds(lives[name])]
             if len(bound) > max(1, int(rules.settings.health.quarantine_share * rules.count)):
                 yield "quarantines_are_few", f"{', '.join(sorted(bound))} are quarantined at once"
 
@@ -73,7 +75,7 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
     if fact.lapsed_s > SLACK:
         yield "only_a_leader_writes", f"{fact.by} led {fact.lapsed_s:g} s after its lease may have lapsed"
     if old is not None:
-        yield from _follows(rules, turn, old, plan)
+        yield from _follows(rules, turn, old, fact)
     yield from _sound(rules, fact)
     if plan.phase is Phase.STOP and not (plan.exit_code == 75 and turn.world.past.asked) and plan.exit_code != 70:
         yield "a_job_ends_for_a_reason", f"generation {number} stops the job with {plan.exit_code}"
@@ -81,9 +83,10 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
         yield "nobody_spins", f"{number} generations"
 
 
-def _follows(rules: Rules, turn: Turn, old: Plan, plan: Plan) -> Iterator[Complaint]:
-    number, past = plan.generation, turn.world.past
-    if old.phase is Phase.STOP and not plan.again:
+def _follows(rules: Rules, turn: Turn, old: Plan, fact: Planned) -> Iterator[Complaint]:
+    plan, number, past = fact.plan, fact.plan.generation, turn.world.past
+    again = fact.by not in {str(seat.member) for seat in old.ring}  # who begins a job that has ended is another life
+    if old.phase is Phase.STOP and not (plan.again or again):
         yield "nothing_happens_after_the_end", f"generation {number} was written after the job's end"
     places = {seat.member: i for i, seat in enumerate(old.seats)}
     kept = [places[seat.member] for seat in plan.seats if seat.member in places]

@@ -240,7 +240,7 @@ class Search:
             self.result.found.append(Found(check=NO_WAY, what=what, way=self.way(lost)))
             return
         self.result.back_s, slowest = self._slowest(good)
-        if self.bound.back_s and self.result.back_s > self.bound.back_s:
+        if self.result.back_s > self.bound.back_s > 0 and not self.result.left:
             what = f"left alone, the job is well after {self.result.back_s} s, and {self.bound.back_s} s are enough"
             self.result.found.append(Found(check=NO_WAY, what=what, way=self.way(slowest)))
         elif (circle := next(self._circles(good), None)) is not None:

@@ -53,7 +53,7 @@ def bare(plan: Plan) -> Plan:
 class _Still(World):
     """A world at one moment: what it is told to do later is for others to do."""
 
-    def later(self, delay: float, what: object, *args: object) -> None:  # type: ignore[override]
+    def later(self, delay: float, what: object, *args: object) -> None:
         """Nothing."""
 
 

@@ -13,7 +13,7 @@ from math import ceil, inf
 from typing import Any, Final
 
 from elasticrl.core import events
-from elasticrl.core.events import Action, Event
+from elasticrl.core.events import Action
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Plan, View
 from elasticrl.core.state import Lead, State
@@ -85,8 +85,9 @@ class Numbers:
             return ("map", *sorted(((self.part(k), self.part(v)) for k, v in value.items()), key=repr))
         if isinstance(value, State):
             return ("State", *(self.part(part) for part in vars(value).values()))
-        assert is_dataclass(value), f"no value of a small world: {value!r}"
-        return (type(value), *(self.part(getattr(value, name)) for name in _names(type(value))))
+        kind: Any = type(value)
+        assert hasattr(kind, "__dataclass_fields__"), f"no value of a small world: {value!r}"
+        return (kind, *(self.part(getattr(value, name)) for name in _names(kind)))
 
     def part(self, value: Any) -> Any:
         """The same of what lies in another value: a number where it has one of its own."""
@@ -219,7 +220,9 @@ class Cores:
         def each(name: str) -> Mapping[Any, float]:
             return {key: ago(name, at, by_s) for key, at in getattr(lead, name).items()}
 
-        times = {name: ago(name, at, by_s) for name in LEAD_TIMES if (at := getattr(lead, name)) is not None}
+        times: dict[str, Any] = {
+            name: ago(name, at, by_s) for name in LEAD_TIMES if (at := getattr(lead, name)) is not None
+        }
         doubted = {member: at for member, at in each("doubted").items() if at > -OLDEST_S["doubted"]}
         finding = lead.finding
         if finding is not None:
@@ -265,6 +268,7 @@ def _renamed(value: Any, order: tuple[int, ...]) -> Any:
             return value.but(
                 **{name: _renamed(item, order) for name, item in vars(value).items() if name != "settings"}
             )
-        case Event() | Action() | _ if is_dataclass(value):
-            return replace(value, **{name: _renamed(getattr(value, name), order) for name in _names(type(value))})
+        case _ if is_dataclass(value):
+            kind: Any = type(value)
+            return kind(**{name: _renamed(getattr(value, name), order) for name in _names(kind)})
     raise AssertionError(f"no value of a small world: {value!r}")

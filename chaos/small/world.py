@@ -123,7 +123,8 @@ class Request(NamedTuple):
     life: int
     action: int
     lapsed: int  # how long its sender's lease had been unsure, by a true clock
-    stray: bool = False  # it may come at any time, or never
+    stray: bool = False  # it may come at any time while a lease would last, or never
+    left: int = 0  # how much of that is left
 
 
 class Past(NamedTuple):
@@ -297,7 +298,7 @@ class Rules:
         match action:
             case events.Propose() | events.Commit() | events.Restore():
                 answer = self._asked(world, request)
-                return answer.held != world.held
+                return bool(answer.held != world.held)
             case events.Publish():
                 return self._leased(world, request.node, request.life)
             case events.Campaign(over=over):
@@ -626,6 +627,7 @@ class Rules:
             nodes=tuple(nodes), held=self.shelves.later(world.held), leases=leases, down=down,
             gangs=tuple(g._replace(steps=g.steps if g.steps == NEVER else g.steps - 1) for g in world.gangs),
             saves=tuple(save._replace(steps=save.steps - 1) for save in world.saves),
+            requests=tuple(r._replace(left=r.left - 1) for r in world.requests if r.left > 1),
             cuts=tuple((a, b, left - 1) for a, b, left in world.cuts if left > 1),
         )  # fmt: skip
         for i in range(self.count):
@@ -1182,5 +1184,5 @@ class Rules:
     def _strays(self, turn: Turn, request: Request) -> None:
         self._touch(turn, request.node)
         self._past(turn, late=True)
-        requests = (*turn.world.requests, request._replace(stray=True))
+        requests = (*turn.world.requests, request._replace(stray=True, left=self.lease))
         turn.world = turn.world._replace(requests=tuple(sorted(requests)))
