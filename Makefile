@@ -71,6 +71,10 @@ full: setup system lint types
 	$(MAKE) docs
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
+	$(BIN)/python -m chaos.explore --faults 2 --seconds 600
+	$(BIN)/python -m chaos.explore --faults 1 --boot --turns 1
+	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 3600
+	$(BIN)/python -m chaos.explore --mutants
 	$(BIN)/python -m chaos.mutate --unit --least 30
 
 # Hostile input for all that reads what others wrote. `make test` has the same few examples each time; here they are fresh ones.

@@ -160,7 +160,7 @@ MUTANTS: Final = (
     _m("an unsure verdict is probed", "probing", "or not scene.conviction.unsure:", "or True:", "every-second-node-cut-off"),
     _m("who was put out has no say", "suspect", "lives(plan, watched(plan, record.member, reach))", "lives(plan, plan.place)", "every-second-node-cut-off"),
     _m("a spare breaks the tie of two", "probing", ", *scene.spares]", "]", "two-seats-and-a-spare"),
-    _m("the place to meet is alive", "scene", "next((endpoint for endpoint in offers if endpoint), \"\")", "next(offers, \"\")", "the-agent-of-rank-0-is-away"),
+    _m("the place to meet is alive", "scene", "next((endpoint for endpoint in offers if endpoint), self._met_before(seats))", "next(offers, \"\")", "the-agent-of-rank-0-is-away"),
     _m("the job's bits outlive its seats", "scene", "        if self.plan and self.plan.bits:", "        if False:", "the-other-does-not-take-over"),
     # What was found out.
     _m("a culprit is looked at before it is ended", "follow", "state.looked_at < since and now < due:", "False:", "a-hang-is-looked-at"),

@@ -19,7 +19,10 @@ TRAIN: Final = "train"
 EVALUATE: Final = "evaluate"
 
 
-class Callback(pl.Callback):
+_Callback: Any = pl.Callback  # Lightning need not be installed where types are checked
+
+
+class Callback(_Callback):  # type: ignore[misc]
     """Tells elasticrl of steps and phases. Outside of elasticrl it does nothing.
 
     `leaving`: where the state goes when the job is stopped or started again to grow; None: nothing is saved then.

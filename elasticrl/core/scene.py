@@ -504,7 +504,9 @@ class Scene:
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
         spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
-        offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))
+        offers = (
+            record.endpoint for seat in seats if (record := self.record_of(seat))
+        )  # an agent may be down (seed 455)
         return Plan(
             generation=self.view.generation + 1,
             phase=phase,
@@ -513,7 +515,7 @@ class Scene:
             resume=self.view.committed,
             rung=rung,
             lanes=self.settings.lanes,
-            endpoint=next((endpoint for endpoint in offers if endpoint), ""),  # rank 0's agent may be down (seed 455)
+            endpoint=next((endpoint for endpoint in offers if endpoint), self._met_before(seats)),
             causes=causes[:KEPT],
             strike=strike,
             exit_code=exit_code,
@@ -526,6 +528,14 @@ class Scene:
             waited=before if waited is None else waited,
             saves=saves,
         )
+
+    def _met_before(self, seats: tuple[Seat, ...]) -> str:
+        """Where the present gang met, if any of it goes on: for when nobody's record offers a place.
+
+        Found by chaos.explore: a node's first record came once more, late, as it took the office. It offered no place yet.
+        """
+        plan = self.plan
+        return plan.endpoint if plan and {seat.member for seat in seats} & plan.seat_of.keys() else ""
 
     def _found_now(self, seat: Seat) -> Seat:
         """This seat with where its node's daemon and vault are now: who is let in knows them by the plan alone."""

@@ -170,9 +170,13 @@ class Slurm:
                     os.kill(dying, signal.SIGKILL)
 
     def idle(self) -> None:
-        """Until all nodes are up, and have nothing to do."""
-        asked = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
-        self.until(lambda: self.said(asked, check=False) == str(len(self.nodes)), 180.0, "all nodes to be idle")
+        """Until all nodes are up, and have nothing to do.
+
+        A node that still cleans up after a job passes for idle too, but a job of a range of nodes would begin without it.
+        """
+        asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        ready = ["idle"] * len(self.nodes)
+        self.until(lambda: self.said(asked, check=False).split() == ready, 180.0, "all nodes to be idle")
 
     def down(self, node: str) -> None:
         """Until Slurm has noticed that a node is gone."""

@@ -13,7 +13,7 @@ from core_kit import SETTINGS, Life, leads, member, plan, record, seat, trains
 
 from elasticrl.core import events
 from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Asked, Found, Leased, Probed, Suspected, Tick, Workers
+from elasticrl.core.events import Asked, Found, Leased, Probed, Seen, Suspected, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.follow import report_every
 from elasticrl.core.model import (
@@ -340,3 +340,17 @@ def test_a_plan_that_lets_other_bits_in_says_so_once_and_only_where_that_is_want
     (proposed,) = (a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
     assert proposed.causes[0].signal == 9
     assert not proposed.says(Why.UNLIKE)
+
+
+def test_where_no_record_offers_a_place_to_meet_the_gang_meets_where_it_met_before():
+    """A node's first record may come to the store once more, late: it knew no place yet."""
+    life = Life("n00/1", replace(SETTINGS, membership=replace(SETTINGS.membership, min_nodes=1)))
+    leads(life)
+    trains(life, 1.0, 1, "n00", "n01", endpoint="n00:29500")
+    old = replace(life.view.own, endpoint="", warm=False, work=Work.NONE, generation=0, born=0)
+    life.view = replace(life.view, own=old, records={"n00": old}, revision=life.view.revision + 1)
+    decision = life.at(3.0, Seen(now=3.0, view=life.view))
+    proposed = [action.plan for action in decision.actions if isinstance(action, events.Propose)]
+    assert [(p.phase, [str(s.member) for s in p.seats], p.endpoint) for p in proposed] == [
+        (Phase.TRAIN, ["n00/1"], "n00:29500")
+    ]

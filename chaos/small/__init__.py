@@ -1,0 +1,1 @@
+"""A small world, searched whole: `chaos.explore` is its command."""
