@@ -30,10 +30,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 # mkdocs names them
-    """Writes the links between docs/ and the rest anew: in the site, docs/ is the root."""
-    if page.file.src_uri == "index.md":
-        markdown = markdown.replace("](docs/examples)", f"]({SCRIPTS})")
-        return re.sub(r"\]\(docs/", "](", markdown)
-    if page.file.src_uri.startswith("bench/"):
+    """Writes the links between docs/ and the rest anew (in the site, docs/ is the root), and the bars in code."""
+    return bars(links(markdown, page.file.src_uri))
+
+
+def links(markdown: str, place: str) -> str:
+    """The page's links, as they are in the site.
+
+    >>> links("[a](docs/A.md) [e](docs/examples)", "index.md"), links("[f](../bench/F.md)", "A.md")
+    ('[a](A.md) [e](examples/supervised.py)', '[f](bench/F.md)')
+    """
+    if place == "index.md":
+        return markdown.replace("](docs/examples)", f"]({SCRIPTS})").replace("](docs/", "](")
+    if place.startswith("bench/"):
         return re.sub(r"\]\(((?:\.\./)+)docs/", r"](\1", markdown)
     return re.sub(r"\]\(((?:\.\./)*)\.\./bench/", r"](\1bench/", markdown)
+
+
+def bars(markdown: str) -> str:
+    r"""A bar in code in a table: GitHub wants a backslash before it, and mkdocs would show that.
+
+    >>> bars(r"| `a\|b` |")
+    '| `a|b` |'
+    """
+    return re.sub(r"`[^`\n]*`", lambda code: code[0].replace(r"\|", "|"), markdown)
