@@ -74,6 +74,7 @@ MUTANTS: Final = (
     _m("a script that has got on has no strike", "losses", "strike = None if scene.lasted else plan.strike", "strike = plan.strike", "a-script-fails-now-and-then"),
     _m("a node whose script has got on has not failed again", "lead", "known = {} if scene.lasted else lead.failures", "known = lead.failures", "a-script-fails-now-and-then"),
     _m("a script's node keeps its seat until it has a process", "scene", "ready = record.warm or not (self.settings.means.in_place or record.problem)", "ready = record.warm", "a-script-fails-twice-at-once"),
+    _m("a peer's end does not speak against a script's node", "scene", "return of_exit(record.exit).sign is Sign.PEER_GONE", "return False", "a-script-is-no-worse-than-its-peers"),
     _m("a script is finished without a commit of ours", "intents", "if not scene.settings.means.commits:\n        made =", "if False:\n        made =", "a-script-loses-a-worker-and-a-node"),
     # Leading.
     _m("a restarted daemon is another member", "scene", "if record.member != member:", "if False:", "restarted-before-its-lease"),

@@ -93,3 +93,23 @@ def test_the_scripts_of_these_tests_run_under_torchrun(tmp_path: os.PathLike[str
     subprocess.run([*command, *more], check=True, timeout=120)
     with open(history) as lines:  # noqa: PTH123
         assert len(lines.readlines()) == 6
+
+
+@pytest.mark.slow
+def test_a_lightning_trainer_saves_as_it_is_stopped_and_goes_on_from_there() -> None:
+    pytest.importorskip("lightning.pytorch")
+    with Running("lit.py", level="told", conf=CONF) as run:
+        run.job.start("n0", "n1")
+        run.trains(2, steps=15)
+        run.until(lambda: run.job.ask("n0", "status")["step"] > 10, "steps in the status")
+        run.job.ask("n0", "stop")
+        assert set(run.ends()) == {STOPPED}
+        newest = max(line.step for line in run.lines())
+        assert elasticrl.lightning.latest(run.saves) == str(run.saves / "leaving.ckpt")
+        at = run.lines()[-1].at
+        run.job.start("n0", "n1")
+        run.trains(2, after=at)
+        assert min(line.step for line in run.lines(at)) == newest + 1
+        run.job.ask("n0", "stop")
+        run.ends()
+        run.job.check()
