@@ -148,8 +148,8 @@ def table(asked: argparse.Namespace) -> int:
         for name, found in zip(GUARDS, pool.map(one, GUARDS), strict=True):
             noticed += "check" in found
             said = f"{found['check']}: {found['what']}" if "check" in found else "NOBODY NOTICED"
-            where = f"{GUARDS[name][0]} faults {found.get('moves', '-'):>4} moves {found['seconds']:>6} s"
-            print(f"{name:<60} {where}  {said[:110]}", flush=True)
+            how = f"{GUARDS[name][0]} faults {found.get('moves', '-'):>4} moves {found['seconds']:>6} s"
+            print(f"{name:<60} {how}  {said[:110]}", flush=True)
     print(f"{noticed} of {len(GUARDS)} broken guards were noticed ({time.monotonic() - begun:.0f} s)")
     return 0 if noticed > len(GUARDS) * 2 / 3 else 1
 

@@ -335,7 +335,7 @@ def told(rules: Rules, world: World, way: tuple[Move, ...]) -> Iterator[str]:
         world = rules.after(world, move).world
         after = rules.plan(world)
         seconds += move[0] == "time"
-        line = f"{seconds:4.0f} s  {_words(rules, move)}"
+        line = f"{seconds:4.0f} s  {words(rules, move)}"
         if after is not None and (before is None or after.generation != before.generation):
             seats = ", ".join(f"{seat.member}{'*' if seat.born == after.generation else ''}" for seat in after.seats)
             rung = after.rung.name.lower()
@@ -343,9 +343,10 @@ def told(rules: Rules, world: World, way: tuple[Move, ...]) -> Iterator[str]:
         yield line
 
 
-def _words(rules: Rules, move: Move) -> str:
+def words(rules: Rules, move: Move) -> str:
+    """A move, for people."""
     if move[0] == "first":
-        return "before its turn: " + _words(rules, move[1])
+        return "before its turn: " + words(rules, move[1])
     parts = []
     for part in move:
         if hasattr(part, "action"):
