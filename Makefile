@@ -71,9 +71,9 @@ full: setup system lint types
 	$(MAKE) docs
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
-	$(BIN)/python -m chaos.explore --faults 2 --seconds 600
+	$(BIN)/python -m chaos.explore --faults 2 --seconds 120
 	$(BIN)/python -m chaos.explore --faults 1 --boot --turns 1
-	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 3600
+	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 1800
 	$(BIN)/python -m chaos.explore --mutants
 	$(BIN)/python -m chaos.mutate --unit --least 30
 

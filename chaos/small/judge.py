@@ -11,7 +11,7 @@ from typing import Any
 from chaos.history import Committed, Confined, Elected, Fact, Planned
 from chaos.small.shelf import Held
 from chaos.small.world import Rules, Turn, World
-from elasticrl.core.model import Phase, Plan, Rung
+from elasticrl.core.model import Member, Phase, Plan, Rung
 
 Complaint = tuple[str, str]  # which check of `chaos.checks`, and what is wrong
 SLACK = 1  # steps of time by which a lease may seem to hold longer than it does
@@ -35,11 +35,18 @@ def _touched(rules: Rules, world: World, node: str) -> bool:
     return world.past.late or bool(world.past.touched >> rules.names.index(node) & 1)
 
 
+def _holds(rules: Rules, world: World, member: Member) -> bool:
+    """Does its lease stand, and has nothing befallen it?"""
+    node = rules.names.index(member.node)
+    leased = any(lease[:2] == (node, member.incarnation) for lease in world.leases)
+    return leased and not world.past.touched >> node & 1
+
+
 def _facts(rules: Rules, before: World, turn: Turn, fact: Fact) -> Iterator[Complaint]:
     match fact:
         case Elected(member=member):
             leader = rules.value(turn.world.past.leader)
-            if leader is not None and str(leader) != member and not _touched(rules, turn.world, leader.node):
+            if leader is not None and str(leader) != member and _holds(rules, before, leader):
                 yield "the_innocent_keep_their_office", f"{member} took the office from {leader}, which nothing befell"
             held: Held = rules.value(turn.world.held)
             _remember(turn, leader=rules.of(held.shared.leader))
@@ -75,7 +82,7 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
     if fact.lapsed_s > SLACK:
         yield "only_a_leader_writes", f"{fact.by} led {fact.lapsed_s:g} s after its lease may have lapsed"
     if old is not None:
-        yield from _follows(rules, turn, old, fact)
+        yield from _follows(rules, before, turn, old, fact)
     yield from _sound(rules, fact)
     if plan.phase is Phase.STOP and not (plan.exit_code == 75 and turn.world.past.asked) and plan.exit_code != 70:
         yield "a_job_ends_for_a_reason", f"generation {number} stops the job with {plan.exit_code}"
@@ -83,7 +90,7 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
         yield "nobody_spins", f"{number} generations"
 
 
-def _follows(rules: Rules, turn: Turn, old: Plan, fact: Planned) -> Iterator[Complaint]:
+def _follows(rules: Rules, before: World, turn: Turn, old: Plan, fact: Planned) -> Iterator[Complaint]:
     plan, number, past = fact.plan, fact.plan.generation, turn.world.past
     again = fact.by not in {str(seat.member) for seat in old.ring}  # who begins a job that has ended is another life
     if old.phase is Phase.STOP and not (plan.again or again):
@@ -106,30 +113,21 @@ def _follows(rules: Rules, turn: Turn, old: Plan, fact: Planned) -> Iterator[Com
     if plan.phase is Phase.TRAIN and plan.rung is Rung.RELOAD and plan.strike is None and old.rung < Rung.RESTART:
         yield "disks_are_the_last_resort", f"generation {number} reads the disk"
     if Phase.STOP not in (plan.phase, old.phase):
-        yield from _innocent(rules, turn.world, old, plan)
+        yield from _innocent(rules, before, turn, old, plan)
 
 
-def _innocent(rules: Rules, world: World, old: Plan, plan: Plan) -> Iterator[Complaint]:
-    here = {seat.member: seat.born for seat in plan.seats}
+def _innocent(rules: Rules, before: World, turn: Turn, old: Plan, plan: Plan) -> Iterator[Complaint]:
+    here, past = {seat.member: seat.born for seat in plan.seats}, turn.world.past
     for seat in old.seats:
-        if (old.grows and not world.past.formed and seat.born == old.generation) or _touched(
-            rules, world, seat.member.node
-        ):
+        if (old.grows and not past.formed and seat.born == old.generation) or not _holds(rules, before, seat.member):
             continue
+        running = old.phase is plan.phase is Phase.TRAIN and plan.rung <= Rung.REPLACE
         if seat.member not in here:
-            yield (
-                "the_innocent_keep_their_seats",
-                f"generation {plan.generation} puts out {seat.member}, which nothing befell",
-            )
-        elif (
-            old.phase is plan.phase is Phase.TRAIN
-            and plan.rung <= Rung.REPLACE
-            and here[seat.member] == plan.generation
-        ):
-            yield (
-                "the_innocent_keep_their_seats",
-                f"generation {plan.generation} restarts {seat.member}, which nothing befell",
-            )
+            what = f"generation {plan.generation} puts out {seat.member}, which nothing befell"
+            yield "the_innocent_keep_their_seats", what
+        elif running and here[seat.member] == plan.generation and not past.late:
+            what = f"generation {plan.generation} restarts {seat.member}, which nothing befell"
+            yield "the_innocent_keep_their_seats", what
 
 
 def _sound(rules: Rules, fact: Planned) -> Iterator[Complaint]:

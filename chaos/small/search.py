@@ -16,6 +16,7 @@ from typing import Final
 
 from chaos.small.judge import Complaint, complaints
 from chaos.small.shelf import Held
+from chaos.small.values import NEVER
 from chaos.small.world import Move, Rules, World
 from elasticrl.core.model import Intent, Phase
 
@@ -203,18 +204,15 @@ class Search:
             return True
         held: Held = rules.value(world.held)
         plan = held.shared.plan
-        if (
-            plan is None
-            or plan.phase is not Phase.TRAIN
-            or world.cuts
-            or world.down
-            or held.shared.intent is Intent.STOP
-        ):
+        if plan is None or plan.phase is not Phase.TRAIN or held.shared.intent is Intent.STOP:
+            return False
+        if world.down or any(left != NEVER for _, _, left in world.cuts):
             return False
         if any(node.up and rules.value(node.core).leaving for node in world.nodes):
             return False
         gang = next((gang for gang in world.gangs if gang.generation == plan.generation), None)
         here = sum(bool(node.up or node.agent or node.timers) for node in world.nodes)
+        here -= bool(world.cuts) and here > 1  # of two that never reach each other again one stays out
         return gang is not None and gang.running and not gang.halting and not gang.still and len(plan.seats) == here
 
     def _come_back(self) -> None:
@@ -335,7 +333,7 @@ def told(rules: Rules, world: World, way: tuple[Move, ...]) -> Iterator[str]:
         world = rules.after(world, move).world
         after = rules.plan(world)
         seconds += move[0] == "time"
-        line = f"{seconds:4.0f} s  {_words(rules, move)}"
+        line = f"{seconds:4.0f} s  {words(rules, move)}"
         if after is not None and (before is None or after.generation != before.generation):
             seats = ", ".join(f"{seat.member}{'*' if seat.born == after.generation else ''}" for seat in after.seats)
             rung = after.rung.name.lower()
@@ -343,9 +341,10 @@ def told(rules: Rules, world: World, way: tuple[Move, ...]) -> Iterator[str]:
         yield line
 
 
-def _words(rules: Rules, move: Move) -> str:
+def words(rules: Rules, move: Move) -> str:
+    """A move, for people."""
     if move[0] == "first":
-        return "before its turn: " + _words(rules, move[1])
+        return "before its turn: " + words(rules, move[1])
     parts = []
     for part in move:
         if hasattr(part, "action"):

@@ -252,7 +252,8 @@ class Rules:
         if not world.down:
             yield ("fault", "store_outage", self.lease + 1)
         if not world.cuts:
-            yield from (("fault", "cut", a, b) for a, b in combinations(range(self.count), 2))
+            pairs = combinations(range(self.count), 2)
+            yield from (("fault", "cut", a, b, steps) for a, b in pairs for steps in (2 * self.lease, NEVER))
         if not world.past.asked:
             yield ("fault", "stop", next((i for i, node in enumerate(world.nodes) if node.up), 0))
 
@@ -634,7 +635,7 @@ class Rules:
             gangs=tuple(g._replace(steps=g.steps if g.steps == NEVER else g.steps - 1) for g in world.gangs),
             saves=tuple(save._replace(steps=save.steps - 1) for save in world.saves),
             requests=tuple(r._replace(left=r.left - 1) for r in world.requests if r.left > 1),
-            cuts=tuple((a, b, left - 1) for a, b, left in world.cuts if left > 1),
+            cuts=tuple((a, b, left if left == NEVER else left - 1) for a, b, left in world.cuts if left > 1),
         )  # fmt: skip
         for i in range(self.count):
             self._listen(turn, i)
@@ -1156,11 +1157,12 @@ class Rules:
         self._past(turn, late=True)
         turn.world = turn.world._replace(down=steps)
 
-    def _fault_cut(self, turn: Turn, a: int, b: int) -> None:
+    def _fault_cut(self, turn: Turn, a: int, b: int, steps: int) -> None:
+        """For a while, or for ever."""
         self._touch(turn, a, b)
         world = turn.world
         gangs = tuple(g._replace(steps=1) if g.steps == NEVER and g.running else g for g in world.gangs)
-        turn.world = world._replace(cuts=((a, b, 6),), gangs=gangs)
+        turn.world = world._replace(cuts=((a, b, steps),), gangs=gangs)
 
     def _fault_drain(self, turn: Turn, i: int) -> None:
         self._touch(turn, i)

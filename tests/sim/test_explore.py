@@ -15,7 +15,7 @@ from chaos.scenario import Scenario
 from chaos.sim.cluster import Cluster, Shape
 from chaos.sim.drive import run
 from chaos.sim.world import World as Virtual
-from chaos.small.search import Bound, Search, one_of
+from chaos.small.search import Bound, Search, one_of, words
 from chaos.small.shelf import Held
 from chaos.small.world import ALIVE, Node, Rules, Timer, Turn, World, settings
 from elasticrl.core import events
@@ -69,6 +69,29 @@ def test_what_is_equal_but_for_the_hour_is_one_state() -> None:
     result = search.run()
     assert result.left == 0, "a job that trains for ever has an end of states"
     assert all(search.next), "and each has a next one"
+
+
+# What was found on the core, move by move. A node's first record comes once more, late, as that node takes the office.
+LATE_RECORD = """
+news 0 everything, news 0 tell, news 1 everything, news 1 tell, fault lose_request Publish of n0/1, request Publish of n1/1,
+news 1 members, request Publish of n1/1, news 1 members, request Campaign of n1/1, news 0 leader, news 1 leader,
+news 1 everything, time, timer 0 warm, news 0 tell, timer 1 warm, news 1 tell, request Publish of n0/1, news 0 members,
+news 1 members, request Publish of n1/1, news 1 members, request Propose of n1/1, news 0 plan, news 0 everything, news 0 tell,
+news 1 plan, news 1 tell, request Publish of n0/1, stray stray Publish of n0/1, fault lose_lease 1 1, news 0 leader,
+news 0 members, news 1 leader, news 1 members, request Campaign of n0/1, news 0 leader, news 1 leader, request Propose of n0/1
+"""
+
+
+def test_a_plan_has_a_place_to_meet_though_its_leaders_record_is_an_old_one() -> None:
+    rules = Rules(2)
+    world = rules.start(2)
+    for word in LATE_RECORD.replace("\n", " ").strip().split(", "):
+        moves = {words(rules, move): move for move in [*rules.moves(world), *rules.urgent(world), *rules.faults(world)]}
+        world = rules.after(world, moves[word]).world
+    plan = rules.plan(world)
+    assert plan is not None
+    assert (plan.generation, [str(seat.member) for seat in plan.seats]) == (2, ["n0/1"])
+    assert plan.endpoint == "n0:20001"
 
 
 # ---- the same as the simulator's
