@@ -124,14 +124,15 @@ vllm-full: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
 	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
 
-# Trainers of transformers and TRL (docs/TRAINERS.md). TRL fits into the environment that there is. That it cannot be tested is a
+# Trainers of transformers, TRL and Lightning (docs/TRAINERS.md, docs/LEVELS.md). They fit into the environment that there is. That it cannot be tested is a
 # failure here, not a skip.
 $(VENV)/.stamp-hf: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,lightning]'
 	@touch $@
 
 hf: setup $(VENV)/.stamp-hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/hf
+	ELASTICRL_HF=required $(BIN)/python -m pytest tests/levels/test_told.py -k lightning
 
 # The site of docs/, README.md and bench/ (mkdocs.yml). A dead link fails. What the theme says about its own future is no concern here.
 docs: setup

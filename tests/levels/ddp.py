@@ -20,6 +20,9 @@ def main() -> None:
     asked.add_argument("--history", type=Path, required=True)
     asked.add_argument("--last", type=Path, default=Path("/nowhere"), help="a file with the number of the last step")
     asked.add_argument("--only-world", type=int, default=0)
+    asked.add_argument(
+        "--hang", type=Path, default=Path("/nowhere"), help="rank 1 stands still once this file is there"
+    )
     args = asked.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -39,6 +42,9 @@ def main() -> None:
         generator = torch.Generator().manual_seed(1000 * step + rank)
         loss = model(torch.randn(4, 16, generator=generator)).square().mean()
         optimizer.zero_grad()
+        if rank == 1 and args.hang.exists():
+            args.hang.unlink()
+            time.sleep(3600)
         loss.backward()
         optimizer.step()
         time.sleep(args.pause)

@@ -1,6 +1,7 @@
 """Scripts that know nothing of elasticrl survive what befalls them, under real daemons, and end with exit code 0."""
 
 import signal
+import time
 
 import pytest
 
@@ -52,6 +53,21 @@ def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
         (stopped,) = run.job.events("n0", "daemon.stopped")
         assert "crash loop: " in stopped["reason"]
         assert "ValueError: this script cannot train in a world of 2" in stopped["reason"]
+        run.job.check()
+
+
+def test_a_script_that_stands_still_is_found_from_outside_and_the_rank_is_named() -> None:
+    conf = {"timeouts": {"quiet": "5s"}}
+    with Running("ddp.py", "--steps", "100000", "--hang", "{folder}/hang", conf=conf) as run:
+        run.job.start("n0", "n1")
+        run.trains(2)
+        run.warm()
+        hang = run.job.folder / "hang"
+        hang.touch()
+        at = run.until(lambda: not hang.exists() and time.monotonic(), "the hang")
+        run.trains(2, after=at + 1.0)
+        named = [line for line in run.job.events("n0", "verdict.found") if line["fault"] == "host_hang"]
+        assert [line["ranks"] for line in named] == [[1]], named
         run.job.check()
 
 

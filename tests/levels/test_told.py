@@ -97,7 +97,8 @@ def test_the_scripts_of_these_tests_run_under_torchrun(tmp_path: os.PathLike[str
 
 @pytest.mark.slow
 def test_a_lightning_trainer_saves_as_it_is_stopped_and_goes_on_from_there() -> None:
-    pytest.importorskip("lightning.pytorch")
+    if os.environ.get("ELASTICRL_HF") != "required":  # `make hf` has it: that it is missing there is a failure
+        pytest.importorskip("lightning.pytorch")
     with Running("lit.py", level="told", conf=CONF) as run:
         run.job.start("n0", "n1")
         run.trains(2, steps=15)
