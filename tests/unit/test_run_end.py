@@ -24,12 +24,18 @@ sys.exit(130)
 """
 
 
+def as_at_a_terminal() -> None:
+    """The tests may run under nohup, or in the background of a shell, with these ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_is_answered_and_breaks_nothing(first: signal.Signals) -> None:
     # It broke the end: daemons and agents were left for up to 69 s.
     process = subprocess.Popen(
         [sys.executable, "-c", ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - the tests may run under nohup
+        preexec_fn=as_at_a_terminal,  # noqa: PLW1509
     )  # fmt: skip
     with process:
         assert process.stdin
