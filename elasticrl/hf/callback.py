@@ -9,7 +9,6 @@ Trainer's own `control`, so their phases begin there.
 """
 # ruff: noqa: ARG002 - Trainer hands all of them to each callback
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from elasticrl.core.parsed import parsed
 from elasticrl.runtime import told
 
 TRAIN: Final = "train"
@@ -126,9 +126,9 @@ def whole(folder: Path, step: int) -> bool:
     says itself.
     """
     try:
-        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parsed((folder / "trainer_state.json").read_text(encoding="utf-8"))
         return state.get("global_step") == step and _weights(folder) and all(map(_complete, _files(folder)))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return False
 
 
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
 def _weights(folder: Path) -> bool:
     """Are there weights, all parts of them? (FSDP and DeepSpeed keep theirs in folders.)"""
     for index in folder.glob("*.index.json"):
-        parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        parts = set(parsed(index.read_text(encoding="utf-8"))["weight_map"].values())
         return all((folder / part).is_file() for part in parts)
     folders = (*folder.glob("pytorch_model_fsdp*"), *folder.glob("global_step*"))
     return any((folder / name).is_file() for name in WEIGHTS) or bool(folders)
@@ -154,6 +154,6 @@ def _complete(file: Path) -> bool:
         length = int.from_bytes(data.read(LENGTH), "little")
         if length > size:
             return False
-        header = json.loads(data.read(length))
+        header = parsed(data.read(length))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return size == LENGTH + length + max(ends, default=0)

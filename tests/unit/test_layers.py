@@ -16,7 +16,7 @@ ALLOWED = {
     "daemon": {"daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry"},
     "runtime": {"runtime", "core", "config", "telemetry"},
     "ppo": {"ppo", "runtime", "core", "config", "telemetry"},
-    "hf": {"hf", "runtime", "config"},
+    "hf": {"hf", "runtime", "config", "core"},
     "report": {"report", "runtime", "diagnose", "core"},
     "cli": {
         "cli",
