@@ -560,5 +560,5 @@ def test_a_restore_that_fails_lets_go_of_what_it_had(tmp_path: Path):
             with pytest.raises((VaultError, RuntimeError), match=failure):
                 taker.gather(whole, lambda _: [], check=check)
             gc.collect()  # the memory goes when nobody shows it any more, the pins at once
-            assert len(list(Path("/proc/self/fd").iterdir())) == before
+            assert len(list(Path("/proc/self/fd").iterdir())) <= before  # what others left open may be closed meanwhile
         taker.close()
