@@ -10,12 +10,14 @@ import argparse
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,9 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.recovery import kill_tree, torchrun, torchrun_env
 from elasticrl.store.embedded import free_ports
-from tests.levels.scripts import HERE, NODES, Line, Running
+from tests.levels.scripts import HERE, NODES, Line, Running, lines_of
 
 PATIENCE_S = 120.0
+LOOK_S = 0.01
+STEADY = 100  # steps of each rank before the next fault: some six seconds
 STEPS = ("--steps", "100000")
 
 
@@ -49,7 +53,7 @@ class Torchrun:
                     command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             self.agents.append(agent)
-            time.sleep(2.0)  # the first one hosts the rendezvous
+            listening(port)  # the first one hosts the rendezvous
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -60,7 +64,7 @@ class Torchrun:
 
     def lines(self, after: float = 0.0) -> list[Line]:
         """As a running job's."""
-        return Running.lines(self, after)  # type: ignore[arg-type] # it has a history, and no more is read
+        return lines_of(self.history, after)
 
 
 def made(lines: Callable[[float], list[Line]], after: float, *, but: int = 0) -> float:
@@ -71,8 +75,30 @@ def made(lines: Callable[[float], list[Line]], after: float, *, but: int = 0) ->
         first = {line.rank: line for line in reversed(fresh) if line.pid != but}
         if len(first) == len(NODES) and len({line.pid for line in fresh}) >= len(NODES):
             return max(line.at for line in first.values())
-        time.sleep(0.01)
+        time.sleep(LOOK_S)
     raise TimeoutError(f"no step within {PATIENCE_S:g} s")
+
+
+def steady(lines: Callable[[float], list[Line]]) -> None:
+    """Wait until the gang has made some steps and no process imports any more: the next fault shall find what a job has in the
+    middle of its life.
+    """
+    deadline, since = time.monotonic() + PATIENCE_S, made(lines, time.monotonic())
+    while len(lines(since)) < STEADY * len(NODES):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"fewer than {STEADY} steps within {PATIENCE_S:g} s")
+        time.sleep(LOOK_S)
+
+
+def listening(port: int) -> None:
+    """Wait until somebody takes connections there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody listens at port {port} after {PATIENCE_S:g} s")
+        time.sleep(LOOK_S)
 
 
 def supervised(trials: int) -> list[float]:
@@ -83,7 +109,7 @@ def supervised(trials: int) -> list[float]:
         run.trains(3)
         for number in range(trials):
             run.warm()
-            time.sleep(6.0)  # the spare imports what the script does
+            steady(run.lines)  # meanwhile the spare imports what the script does
             at = run.hit(NODES[1 + number % 2])
             found.append(made(run.lines, at + 0.1) - at)
     return found
@@ -95,7 +121,7 @@ def stock(trials: int) -> list[float]:
     with Torchrun() as run:
         made(run.lines, time.monotonic())
         for _ in range(trials):
-            time.sleep(4.0)
+            steady(run.lines)
             pid = next(line.pid for line in reversed(run.lines()) if line.rank == 1)
             at = time.monotonic()
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A Lightning Trainer that reports its steps, and that saves and stops when it is time to leave.
+"""A Lightning Trainer that reports its steps. It saves and stops when it is time to leave.
 
     trainer = Trainer(..., callbacks=[elasticrl.lightning.Callback("checkpoints/leaving.ckpt")])
     trainer.fit(model, ckpt_path=elasticrl.lightning.latest("checkpoints"))

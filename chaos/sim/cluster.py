@@ -12,7 +12,7 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
-from elasticrl.core import events
+from elasticrl.core import events, orders
 from elasticrl.core.events import Action
 from elasticrl.core.model import LOADING, UNTOLD, Plan, Work
 from elasticrl.core.settings import Settings
@@ -204,7 +204,7 @@ class Cluster:
 
     # ---- the ends of gangs
 
-    def finish(self, node: Node, halt: events.Halt) -> None:
+    def finish(self, node: Node, halt: orders.Halt) -> None:
         """A node's workers shall finish the step, save, and end."""
         if node.name in self.finishing:
             return

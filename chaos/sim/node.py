@@ -13,7 +13,7 @@ from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun,
 from chaos.sim.store import LeaseGone
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock
-from elasticrl.core import events
+from elasticrl.core import events, orders
 from elasticrl.core.events import Action, Event
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
@@ -264,7 +264,7 @@ class Node:
 
     def perform(self, action: Action) -> None:
         """What the core decided."""
-        if isinstance(action, events.Launch | events.Reform | events.Park | events.Probe):
+        if isinstance(action, orders.Launch | orders.Reform | orders.Park | events.Probe):
             self._count(action)
         match action:
             case events.Say():
@@ -279,7 +279,7 @@ class Node:
                     self.life,
                     lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
-            case events.Launch() | events.Reform() | events.Park() | events.Halt() | events.Kill():
+            case orders.Launch() | orders.Reform() | orders.Park() | orders.Halt() | orders.Kill():
                 self.world.later(
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
@@ -298,9 +298,9 @@ class Node:
             case _:
                 self._send(action)
 
-    def _count(self, action: events.Launch | events.Reform | events.Park | events.Probe) -> None:
+    def _count(self, action: orders.Launch | orders.Reform | orders.Park | events.Probe) -> None:
         """An order needs its time: the agent should not hear it more than a few times before that is over."""
-        generation = action.place.generation if isinstance(action, events.Launch | events.Reform) else action.generation
+        generation = action.place.generation if isinstance(action, orders.Launch | orders.Reform) else action.generation
         order, now = f"{type(action).__name__} {generation}", self.world.now
         recent = [at for at in self.orders.get(order, ()) if now - at < 0.9 * self.cluster.settings.retry_s] + [now]
         self.orders = {order: recent}
@@ -581,15 +581,15 @@ class Node:
             self.world.later(0.2, self._agent_does, life, action, plan)
             return
         match action:
-            case events.Launch() if plan is not None:
+            case orders.Launch() if plan is not None:
                 self._launch(plan)
-            case events.Reform() if plan is not None:
+            case orders.Reform() if plan is not None:
                 self._reform(plan)
-            case events.Park() if plan is not None:
+            case orders.Park() if plan is not None:
                 self._park(plan)
-            case events.Halt():
+            case orders.Halt():
                 self._halt(action)
-            case events.Kill(slot=slot, cause=cause, sign=sign):
+            case orders.Kill(slot=slot, cause=cause, sign=sign):
                 self.dies(cause, own=False, slot=slot, sign=sign)
 
     def _launch(self, plan: Plan) -> None:
@@ -663,7 +663,7 @@ class Node:
         self.cluster.reach("held", self)
         self.tell()
 
-    def _halt(self, action: events.Halt) -> None:
+    def _halt(self, action: orders.Halt) -> None:
         if self.alive:
             self.world.note(
                 Halted(at=self.world.now, node=self.name, generation=self.generation, under=action.generation)

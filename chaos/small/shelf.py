@@ -6,10 +6,11 @@ answered by a store that is made of that value, and what it holds then is the ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from chaos.history import CROSSING_S, Fact
-from chaos.sim.store import ALL, SCOPES, LeaseGone, Store, Watcher
+from chaos.sim.store import ALL, SCOPES, Lease, LeaseGone, Store, Watcher
 from chaos.sim.world import Network, World
 from chaos.small.values import GRID_S, Cores
 from elasticrl.core import events
@@ -117,7 +118,7 @@ class Shelves:
         shelf, before = self._open(held)
         lease = self._lease_of(member)
         if leased:
-            shelf.leases[lease] = None  # type: ignore[assignment]
+            shelf.leases[lease] = Lease(member, inf, inf)  # the search says when it ends
         try:
             match action:
                 case events.Publish(record=record):

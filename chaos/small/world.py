@@ -14,7 +14,7 @@ from chaos.history import Fact
 from chaos.sim.store import ALL
 from chaos.small.shelf import Held, Shelves
 from chaos.small.values import GRID_S, JUST, NEVER, Cores
-from elasticrl.core import events
+from elasticrl.core import events, orders
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import LOADING, MEETING, Exit, Member, Plan, Record, Rung, Stall, Verb, Work
 from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
@@ -410,18 +410,18 @@ class Rules:
                 node = turn.world.nodes[i]
                 news = tuple(scope for scope in node.news if scope in (TELL, EAR))
                 self._node(turn, i, everyone=everyone, news=tuple(sorted((*news, ALL))))
-            case events.Launch(place=place):
+            case orders.Launch(place=place):
                 self._ordered(turn, i, "launch", place.generation)
                 self._launch(turn, i, self._plan(turn, i))
-            case events.Reform(place=place):
+            case orders.Reform(place=place):
                 self._ordered(turn, i, "reform", place.generation)
                 self._reform(turn, i, self._plan(turn, i))
-            case events.Park(generation=generation):
+            case orders.Park(generation=generation):
                 self._ordered(turn, i, "park", generation)
                 self._park_for(turn, i, self._plan(turn, i))
-            case events.Halt():
+            case orders.Halt():
                 self._halt(turn, i, action)
-            case events.Kill(cause=cause, sign=sign):
+            case orders.Kill(cause=cause, sign=sign):
                 self._dies(turn, i, cause, sign)
             case events.LookAt(request=request):
                 self._later(turn, i, Timer(0, "looked", request))
@@ -869,7 +869,7 @@ class Rules:
         self._node(turn, i, work=Work.PARKED, generation=plan.generation, stall=False)
         self._hear(turn, i, TELL)
 
-    def _halt(self, turn: Turn, i: int, halt: events.Halt) -> None:
+    def _halt(self, turn: Turn, i: int, halt: orders.Halt) -> None:
         node = turn.world.nodes[i]
         alive = bool(node.agent) and node.work in ALIVE
         if alive:

@@ -37,7 +37,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Rung, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Work
 from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
@@ -248,9 +248,9 @@ class Hand(LocalElasticAgent):
     def _take(self, order: wire.Command) -> None:
         """Perform an order. What was performed already is passed over, so it may be sent any number of times."""
         match order:
-            case Launch(place=place) if place.generation > self._generation:
+            case Launch(place=place, leave_s=leave_s) if place.generation > self._generation:
                 self._enter(place.generation, place.endpoint)
-                self._begin_launch(place)
+                self._begin_launch(place, leave_s)
             case Reform(place=place) if place.generation > self._generation:
                 self._enter(place.generation, place.endpoint)
                 self._reform(place)
@@ -286,22 +286,21 @@ class Hand(LocalElasticAgent):
         self._halting = self._launching = None
         self._stores.plan_uses(endpoint)
 
-    def _begin_launch(self, place: Place) -> None:
+    def _begin_launch(self, place: Place, leave_s: float = 0.0) -> None:
         # Marked at once: a report that goes out before the launch has run must not show the old workers in the new generation.
         self._place = self._launching = place
-        self._spawn(self._launch(place))
+        self._spawn(self._launch(place, leave_s))
 
-    async def _launch(self, place: Place) -> None:
+    async def _launch(self, place: Place, leave_s: float = 0.0) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
         self._exit, self._last = None, Facts(step=place.resume)
-        in_order = place.rung is Rung.START
-        self._dismiss(self._seated.values(), "fresh processes take over", in_order=in_order)
+        self._dismiss(self._seated.values(), "fresh processes take over", leave_s)
 
         def overtaken() -> bool:
             return self._launching is not place
 
         # Those we killed must be gone first: they hold GPU memory.
-        await self._until(lambda: not self._ending or overtaken(), self._ends_within(in_order=in_order))
+        await self._until(lambda: not self._ending or overtaken(), self._ends_within(leave_s))
         self._fill(at_least=place.slots)
 
         def chosen() -> bool:  # once: each look may find one more of them dead
@@ -527,8 +526,8 @@ class Hand(LocalElasticAgent):
             self._bits, self._versions = self._bits or process.bits, self._versions or process.versions
         self._poke()
 
-    def _dismiss(self, processes: Iterable[pool.Process], why: str, *, in_order: bool = False) -> None:
-        """End seated processes whose end is no failure. `in_order`: nothing is broken, so a script can save."""
+    def _dismiss(self, processes: Iterable[pool.Process], why: str, leave_s: float = 0.0) -> None:
+        """End seated processes whose end is no failure. Scripts that listen have `leave_s` to save and leave by themselves."""
         for process in list(processes):
             if process.slot is not None and self._seated.get(process.slot) is process:
                 del self._seated[process.slot]
@@ -537,31 +536,29 @@ class Hand(LocalElasticAgent):
                 else:
                     self._ending.add(process)
                     if self._spec.script:
-                        self._spawn(self._end_gently(process, why, in_order=in_order))
+                        self._spawn(self._end_gently(process, why, leave_s))
                     else:
                         process.end(why)
 
-    async def _end_gently(self, process: pool.Process, why: str, *, in_order: bool) -> None:
-        """As torchrun ends a script: SIGTERM, some time for a save, SIGKILL. Before that one that listens is asked, if the gang
-        is whole: a save of all ranks could not succeed otherwise.
-        """
+    async def _end_gently(self, process: pool.Process, why: str, leave_s: float) -> None:
+        """As torchrun ends a script: SIGTERM, some time for a save, SIGKILL. One that listens is asked before that."""
 
         def ended() -> bool:
             return process not in self._ending
 
-        if in_order and process.listens and not process.killed:
-            self._tell(process, Halt(generation=self._generation, save=True, within_s=self._spec.drain_s, reason=why))
-            await self._until(ended, self._spec.drain_s)
+        if leave_s and process.listens and not process.killed:
+            self._tell(process, Halt(generation=self._generation, save=True, within_s=leave_s, reason=why))
+            await self._until(ended, leave_s)
         if not ended() and process.term(why):
             await self._until(ended, self._spec.grace_s)
         if not ended():
             process.end(why)
 
-    def _ends_within(self, *, in_order: bool = False) -> float:
+    def _ends_within(self, leave_s: float = 0.0) -> float:
         """How long processes that were told to end may take until they are gone."""
         if not self._spec.script:
             return END_S
-        return END_S + self._spec.grace_s + (self._spec.drain_s if in_order else 0.0)
+        return END_S + self._spec.grace_s + leave_s
 
     def _died(self, process: pool.Process) -> None:
         """The kernel says that a process has ended."""

@@ -66,7 +66,6 @@ class Spec:
     unset: tuple[str, ...] = ()  # of FORKING: what a script's own process has not in its environment
     imports: tuple[str, ...] = ()  # what a spare imports while nobody waits for it: "module", or "module:name"
     grace_s: float = 10.0  # with `script`: from SIGTERM to SIGKILL
-    drain_s: float = 60.0  # with `script`: the same where nothing is broken, and it listens (`elasticrl.leaving`)
     stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
     log_limit_bytes: int = 64 * 1024 * 1024
     log_keep: int = 5

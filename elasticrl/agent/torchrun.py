@@ -40,26 +40,10 @@ from torch.distributed.elastic.rendezvous import (
 from elasticrl.agent.rendezvous import BACKEND
 from elasticrl.agent.stores import Stores
 from elasticrl.core.address import loops, split
-from elasticrl.core.events import (
-    Action,
-    Asked,
-    Found,
-    Halt,
-    Kill,
-    Launch,
-    Leave,
-    LookAt,
-    Park,
-    Probe,
-    Probed,
-    Reform,
-    Tried,
-    Try,
-    Workers,
-)
+from elasticrl.core.events import Action, Asked, Found, Leave, LookAt, Probe, Probed, Tried, Try, Workers
 from elasticrl.core.follow import lease_held
 from elasticrl.core.model import MEETING, Exit, Member, Record, Verb, Work
-from elasticrl.core.orders import Place
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys, ways

@@ -10,11 +10,6 @@ from dataclasses import field
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Commit, Facts, Intent, Plan, Quarantine, Record, Verb, View
 from elasticrl.core.orders import Action as Action  # noqa: PLC0414 - the orders are actions too
-from elasticrl.core.orders import Halt as Halt  # noqa: PLC0414
-from elasticrl.core.orders import Kill as Kill  # noqa: PLC0414
-from elasticrl.core.orders import Launch as Launch  # noqa: PLC0414
-from elasticrl.core.orders import Park as Park  # noqa: PLC0414
-from elasticrl.core.orders import Reform as Reform  # noqa: PLC0414
 from elasticrl.core.pairs import Result
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings

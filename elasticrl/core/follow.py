@@ -8,26 +8,11 @@ from dataclasses import replace
 from math import inf
 
 from elasticrl.core import dossier
-from elasticrl.core.events import (
-    Action,
-    Halt,
-    KeepAlive,
-    Kill,
-    Launch,
-    Leave,
-    LookAt,
-    Park,
-    Probe,
-    Publish,
-    Reform,
-    Try,
-    Workers,
-    WriteCommit,
-)
+from elasticrl.core.events import Action, KeepAlive, Leave, LookAt, Probe, Publish, Try, Workers, WriteCommit
 from elasticrl.core.evidence import Sign
 from elasticrl.core.invariants import check_commit
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Member, Outcome, Phase, Plan, Record, Seat, Work
-from elasticrl.core.orders import place_of
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Member, Outcome, Phase, Plan, Record, Rung, Seat, Work
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform, place_of
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import lives, probe_turns, watched
@@ -316,7 +301,10 @@ def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Acti
     if alive(workers) and workers.born == seat.born:
         return (Reform(place=place_of(plan, state.me)),)
     if workers.warm:
-        return (Launch(place=place_of(plan, state.me)),)
+        # A script's gang that is whole can save before it starts again; one that has broken cannot.
+        whole = not state.settings.means.in_place and plan.rung is Rung.START
+        leave_s = state.settings.recovery.drain_s if whole else 0.0
+        return (Launch(place=place_of(plan, state.me), leave_s=leave_s),)
     if alive(workers):
         reason = "this generation starts from fresh processes"
         return (Halt(generation=plan.generation, save=False, within_s=0.0, reason=reason),)

@@ -1,5 +1,7 @@
-"""What a node's agent and its workers are told to do. The core decides by these values, the daemon sends them to the agent, and
-the agent hands a worker its own: `Place`, `Park` or `Halt`.
+"""What a node's agent and its workers are told to do.
+
+The core decides these values. The daemon sends them to the agent as they are. The agent gives each worker its own part: a
+`Place`, a `Park` or a `Halt`.
 """
 
 from dataclasses import replace
@@ -79,6 +81,9 @@ class Launch(Action):
     """End any seated workers; hand their places to warm processes."""
 
     place: Place
+    leave_s: float = (
+        0.0  # the seated ones have so long to save and to leave by themselves; 0: nothing of theirs can be saved
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ from elasticrl.core.events import (
     Event,
     Found,
     KeepAlive,
-    Kill,
     Leased,
     LookAt,
     Probed,
@@ -42,6 +41,7 @@ from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of, tr
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
+from elasticrl.core.orders import Kill
 from elasticrl.core.policy import Act
 from elasticrl.core.setback import better, heal
 from elasticrl.core.state import Decision, Lead, State, Trial, Wish

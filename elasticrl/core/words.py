@@ -138,7 +138,7 @@ def ended(sentence: str) -> str:
     >>> ended("rank 1 died"), ended("rank 1 died.")
     ('rank 1 died.', 'rank 1 died.')
     """
-    return sentence if sentence.endswith(".") else f"{sentence}."
+    return f"{sentence.rstrip('.')}."
 
 
 def _how_it_ended(picture: Mapping[str, Any], last: Mapping[str, Any]) -> str:

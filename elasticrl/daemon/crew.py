@@ -19,9 +19,10 @@ from elasticrl.agent.link import Link, start_agent
 from elasticrl.agent.parent import stops
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Quit, Report
-from elasticrl.core.events import Action, Asked, Event, Halt, Kill, Launch, Park, Reform, Workers
+from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Commit, Member, Verb, Work, meanwhile
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.core.pauses import pause
 from elasticrl.diagnose.process import started_at
 

@@ -58,7 +58,6 @@ def spec_of(
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[0]) if script and len(program) == 1 and tree.agent.script_imports else (),
         grace_s=tree.recovery.grace_s,
-        drain_s=tree.recovery.drain_s,
         fingerprint=FINGERPRINT,
         ahead=AHEAD if there(RUNTIME) and not script else "",
         config=dumps(for_workers(tree)),

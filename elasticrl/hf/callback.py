@@ -1,4 +1,4 @@
-"""A transformers Trainer that reports its steps, saves and stops when it is time to leave, and resumes from a whole checkpoint.
+"""A transformers Trainer that reports its steps. It saves and stops when it is time to leave.
 
     trainer = Trainer(..., callbacks=[elasticrl.hf.Callback()])
     trainer.train(resume_from_checkpoint=elasticrl.hf.latest(args.output_dir))

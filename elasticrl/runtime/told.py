@@ -1,4 +1,4 @@
-"""What a script says in one to three lines of its own: which step it is at, and what it does; and when it is time to leave.
+"""One to three lines in a script: they tell its step and its phase, or ask whether it is time to leave.
 
     for step, batch in enumerate(loader, start):
         train(batch)

@@ -27,6 +27,13 @@ class Line:
     step: int
 
 
+def lines_of(history: Path, after: float = 0.0) -> list[Line]:
+    """What a script has written down since then, a step a line."""
+    words = [line.split() for line in history.read_text().splitlines() if line.count(" ") == 7]
+    found = [Line(at=float(w[0]), pid=int(w[1]), rank=int(w[3]), world=int(w[5]), step=int(w[7])) for w in words]
+    return [line for line in found if line.at > after]
+
+
 class Running:
     """A job whose program is a script. Use it as a context."""
 
@@ -67,9 +74,7 @@ class Running:
 
     def lines(self, after: float = 0.0) -> list[Line]:
         """What was made since then."""
-        words = [line.split() for line in self.history.read_text().splitlines() if line.count(" ") == 7]
-        found = [Line(at=float(w[0]), pid=int(w[1]), rank=int(w[3]), world=int(w[5]), step=int(w[7])) for w in words]
-        return [line for line in found if line.at > after]
+        return lines_of(self.history, after)
 
     def until(self, claim: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
         """Wait for this; the claim's value."""

@@ -76,13 +76,18 @@ def test_a_trainer_saves_as_it_is_stopped_and_resumes_from_a_whole_checkpoint() 
         (torn / "model.safetensors").write_bytes(
             (run.saves / f"checkpoint-{newest}" / "model.safetensors").read_bytes()[:-9]
         )
-        at = run.lines()[-1].at
-        run.job.start("n0", "n1")
-        run.trains(2, after=at)
-        assert min(line.step for line in run.lines(at)) == newest + 1
-        run.job.ask("n0", "stop")
-        run.ends()
-        run.job.check()
+        goes_on(run, newest)
+
+
+def goes_on(run: Running, newest: int) -> None:
+    """Started again, the job makes the step after the newest, on both nodes."""
+    at = run.lines()[-1].at
+    run.job.start("n0", "n1")
+    run.trains(2, after=at)
+    assert min(line.step for line in run.lines(at)) == newest + 1
+    run.job.ask("n0", "stop")
+    run.ends()
+    run.job.check()
 
 
 def test_the_scripts_of_these_tests_run_under_torchrun(tmp_path: os.PathLike[str]) -> None:
@@ -107,10 +112,4 @@ def test_a_lightning_trainer_saves_as_it_is_stopped_and_goes_on_from_there() -> 
         assert set(run.ends()) == {STOPPED}
         newest = max(line.step for line in run.lines())
         assert elasticrl.lightning.latest(run.saves) == str(run.saves / "leaving.ckpt")
-        at = run.lines()[-1].at
-        run.job.start("n0", "n1")
-        run.trains(2, after=at)
-        assert min(line.step for line in run.lines(at)) == newest + 1
-        run.job.ask("n0", "stop")
-        run.ends()
-        run.job.check()
+        goes_on(run, newest)

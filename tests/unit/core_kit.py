@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from elasticrl.core import events
+from elasticrl.core import events, orders
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Asked, Leased, Seen, Suspected, Tick, Workers
 from elasticrl.core.model import (
@@ -117,9 +117,9 @@ class Life:
                 return f"{text} if {a}/{b}/{c}: {p.reason}"
             case events.WriteCommit(step=s, generation=g, if_plan=a, if_commit=b):
                 return f"Commit step {s} under {g} if {a}/{b}"
-            case events.Launch(place=p) | events.Reform(place=p) | (events.Park() as p):
+            case orders.Launch(place=p) | orders.Reform(place=p) | (orders.Park() as p):
                 return f"{type(action).__name__} {p.generation}"
-            case events.Halt(save=save, reason=reason):
+            case orders.Halt(save=save, reason=reason):
                 return f"Halt{' and save' if save else ''}: {reason}"
             case events.Confine(quarantine=q):
                 return f"Confine {q.member} {'held' if q.held else 'let go'}: {q.reason}"

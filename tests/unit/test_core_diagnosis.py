@@ -6,7 +6,7 @@ import pytest
 from core_kit import Life, member, plan, record
 from diagnosis_kit import BROKEN, NODES, capped, fact, leader, proposed, train
 
-from elasticrl.core import dossier, events
+from elasticrl.core import dossier, events, orders
 from elasticrl.core.cause import Cause, Why
 from elasticrl.core.events import Found, Probed, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
@@ -146,13 +146,13 @@ def test_a_culprit_is_looked_at_before_it_is_ended_and_not_waited_for_beyond_its
         stall = Stall(slot=0, step=4, phase="rollout", for_s=9, budget_s=8, waiting=False)
         hung = Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall)
         first = life.at(1.0, hung)
-        assert not any(isinstance(action, events.Kill) for action in first.actions)
+        assert not any(isinstance(action, orders.Kill) for action in first.actions)
         if looked:
             after = life.at(1.2, Found(now=0, scene=0))
         else:
             life.at(10.9, Tick(now=0))
             after = life.at(11.01, Tick(now=0))
-        assert any(isinstance(action, events.Kill) for action in after.actions)
+        assert any(isinstance(action, orders.Kill) for action in after.actions)
 
 
 def test_a_stopped_worker_can_say_nothing_and_is_ended_at_once() -> None:
@@ -161,7 +161,7 @@ def test_a_stopped_worker_can_say_nothing_and_is_ended_at_once() -> None:
     life.seen(0.1, "plan", plan=plan(1, *NODES), plan_revision=4, leader=member("n00"), leader_revision=3)
     stall = Stall(slot=0, step=4, phase="update", for_s=1, budget_s=0.5, waiting=True, stopped=True)
     done = life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall))
-    assert any(isinstance(action, events.Kill) for action in done.actions)
+    assert any(isinstance(action, orders.Kill) for action in done.actions)
 
 
 def test_a_worker_that_is_seen_between_two_slow_collectives_is_not_ended_for_it() -> None:
@@ -176,10 +176,10 @@ def test_a_worker_that_is_seen_between_two_slow_collectives_is_not_ended_for_it(
         life.at(moment, busy)
         life.at(moment + 0.1, between)
         done = life.at(moment + 0.2, Found(now=0, scene=0))
-        assert not any(isinstance(action, events.Kill) for action in done.actions)
+        assert not any(isinstance(action, orders.Kill) for action in done.actions)
     assert Sign.HOST_STUCK not in {f.sign for f in life.state.evidence}
-    assert not any(isinstance(a, events.Kill) for a in life.at(4.4, Tick(now=0)).actions)
-    assert any(isinstance(a, events.Kill) for a in life.at(7.51, Tick(now=0)).actions), "it has not gone on since"
+    assert not any(isinstance(a, orders.Kill) for a in life.at(4.4, Tick(now=0)).actions)
+    assert any(isinstance(a, orders.Kill) for a in life.at(7.51, Tick(now=0)).actions), "it has not gone on since"
 
 
 def test_a_worker_that_a_look_finds_in_a_collective_does_not_stand_still_outside_of_them() -> None:
@@ -192,11 +192,11 @@ def test_a_worker_that_a_look_finds_in_a_collective_does_not_stand_still_outside
         life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall))
         assert Sign.HOST_STUCK not in {f.sign for f in life.state.evidence}, "nobody has looked yet"
         done = life.at(1.1, Found(now=0, evidence=(place,), scene=0))
-        ended = any(isinstance(action, events.Kill) for action in done.actions)
+        ended = any(isinstance(action, orders.Kill) for action in done.actions)
         assert ended == (sign is Sign.HOST_STUCK)
         assert (Sign.HOST_STUCK in {f.sign for f in life.state.evidence}) == ended
         if not ended:
-            assert any(isinstance(a, events.Kill) for a in life.at(3.2, Tick(now=0)).actions), "nor did it come back"
+            assert any(isinstance(a, orders.Kill) for a in life.at(3.2, Tick(now=0)).actions), "nor did it come back"
 
 
 # ---- the leader

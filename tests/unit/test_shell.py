@@ -11,22 +11,10 @@ import pytest
 
 from chaos.patience import patience
 from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import (
-    Action,
-    Asked,
-    Halt,
-    Kill,
-    Launch,
-    Leave,
-    Park,
-    Probe,
-    Probed,
-    Publish,
-    Reform,
-    Workers,
-)
+from elasticrl.core.events import Action, Asked, Leave, Probe, Probed, Publish, Workers
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
+from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.daemon.stored import at_first
