@@ -19,6 +19,7 @@ from chaos.small.search import Bound, Search, one_of, words
 from chaos.small.shelf import Held
 from chaos.small.world import ALIVE, Node, Rules, Timer, Turn, World, settings
 from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.orders import Halt
 
 SHAPE = Shape(nodes=2, settings=settings(2), warm_s=(0.8, 0.8), step_s=1.0, save_every=1, save_s=0.6, agent_s=1.0)
 
@@ -144,7 +145,7 @@ def test_agents_and_gangs_do_what_the_simulators_do(seed: int) -> None:
                     node.dies("signal 9 (SIGKILL)", own=False, signal=9)
                     rules._dies(ours, i, "signal 9 (SIGKILL)", None)
                 case "halt":
-                    halt = orders.Halt(generation=generation, save=False, within_s=0.0, reason="")
+                    halt = Halt(generation=generation, save=False, within_s=0.0, reason="")
                     node._halt(halt)
                     rules._halt(ours, i, halt)
                 case "train" if orders[i] == "launch":
