@@ -571,6 +571,7 @@ class Hand(LocalElasticAgent):
         loop = asyncio.get_running_loop()
         code, failure = await loop.run_in_executor(self._contexts, process.collect)
         beat = process.beat()
+        process.writes_elsewhere(beat)  # its last words lie where it wrote last
         if process in self._ending:
             self._ending.discard(process)
         elif process in self._spares:
@@ -684,8 +685,8 @@ class Hand(LocalElasticAgent):
         beating = []
         self._look_from_outside(now)
         for slot, process in sorted(self._seated.items()):
-            before, beat = process.log, self._outside.since(process.pid, process.beat())
-            if process.log != before:
+            beat = self._outside.since(process.pid, process.beat())
+            if process.writes_elsewhere(beat):
                 self._logs.show(self._generation)
             quiet = now - beat.since > QUIET_S
             alive = life(process.pid) if quiet and not process.finished else None

@@ -115,11 +115,15 @@ class Process:
         return bool(said)
 
     def beat(self) -> Snapshot:
-        """What it says of itself now, and by that where it writes."""
-        beat = self.page.read() or Snapshot()
-        if self.next_log and beat.generation >= self.next_log[0]:
-            self.log, self.next_log = self.next_log[1], None
-        return beat
+        """What it says of itself now."""
+        return self.page.read() or Snapshot()
+
+    def writes_elsewhere(self, beat: Snapshot) -> bool:
+        """Whether it has gone over to the log of its new place, by what it says of itself."""
+        if not self.next_log or beat.generation < self.next_log[0]:
+            return False
+        self.log, self.next_log = self.next_log[1], None
+        return True
 
     def term(self, why: str) -> bool:
         """Ask it to end, as a scheduler would; False if it cannot hear that."""

@@ -107,7 +107,7 @@ def test_each_member_says_what_decides_its_bits(job: Job) -> None:
 def test_workers_hear_of_commits_and_one_that_comes_later_hears_of_the_newest(job: Job) -> None:
     def heard(rank: int) -> list[str]:
         log = Path(next(row for node in NODES for row in job.ask(node, "logs") if row["rank"] == rank)["log"])
-        return [line for line in log.read_text().splitlines() if line.startswith("Committed(")]
+        return [line for line in log.read_text().splitlines() if line.startswith("Commit(")]
 
     for rank in range(3):
         job.until(lambda rank=rank: len(heard(rank)) > 1, 20.0, f"rank {rank} hears of two commits")

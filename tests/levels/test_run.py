@@ -136,4 +136,4 @@ def test_a_script_that_ends_at_once_is_not_started_again(folder: Path) -> None:
     assert done.returncode == CRASH_LOOP
     assert "after its first start, so it is not started again: n0/1: exit code 2: ddp.py: error: " in done.stdout
     assert "ddp.py: error: the following arguments are required" in done.stdout
-    assert "Mend the script, or its arguments, and start it again." in done.stdout
+    assert "Fix the script, or its arguments, and start it again." in done.stdout
