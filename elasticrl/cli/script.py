@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,12 +95,13 @@ class Output:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._shown: dict[Path, int] = {}
+        self._began = time.time()
 
     def look(self, picture: Mapping[str, Any]) -> None:
         """Show what is new."""
         node = next((row["node"] for row in picture.get("rows", ()) if row["rank"] == 0), None)
         if node is not None:
-            self.show(self._logs / node / f"attempt_{picture['generation']}" / "rank_0.log")
+            self.show((self._logs / node / f"attempt_{picture['generation']}" / "rank_0.log").resolve())
 
     def show(self, log: Path) -> None:
         """Of one log."""
@@ -117,6 +119,7 @@ class Output:
             sys.stdout.flush()
 
     def rest(self) -> None:
-        """What was written since the last look."""
-        for log in list(self._shown):
-            self.show(log)
+        """What was written since the last look, by workers that ended before there was one, too."""
+        for log in sorted(self._logs.glob("*/latest/rank_0.log")):
+            if log.stat().st_mtime >= self._began:
+                self.show(log.resolve())

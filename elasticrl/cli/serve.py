@@ -217,7 +217,8 @@ def play(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
         )
         shows = None if means_of(tree.job.level).joins else Output(logs)
-        code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard, shows)
+        last = partial(last_look, tree, endpoints)
+        code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard, shows, last)
         ending.begun = True
     except (KeyboardInterrupt, OSError) as ended:
         ending.begun = True
@@ -268,8 +269,8 @@ class Ending:
             signal.signal(number, signal.SIG_IGN)
 
 
-def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
-    """How the job ended, for who asks later: its daemons are gone, and so is a store of its own."""
+def last_look(tree: Any, endpoints: tuple[str, ...]) -> dict[str, Any] | None:
+    """How the job stands in its store, whose daemons have gone; None if the store doesn't say."""
     from elasticrl.daemon.outside import look
     from elasticrl.diagnose.reach import store_settings
     from elasticrl.shell.keys import Unreadable
@@ -280,7 +281,15 @@ def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
             return await look(store_settings(tree, endpoints))
 
     with suppress(StoreError, OSError, TimeoutError, Unreadable, KeyboardInterrupt):
-        picture = asyncio.run(last())
+        return asyncio.run(last())
+    return None
+
+
+def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
+    """How the job ended, for who asks later: its daemons are gone, and so is a store of its own."""
+    if (picture := last_look(tree, endpoints)) is None:
+        return
+    with suppress(OSError, KeyboardInterrupt):
         told = {name: picture[name] for name in ("job", "state", "step", "committed", "reason")}
         state = str(Path(tree.node.state_dir).absolute())
         left = os.path.commonpath([Path(tree.telemetry.log_dir).absolute(), state])
@@ -371,10 +380,12 @@ def follow(
     steps: int,
     guard: Callable[[], str] = str,
     output: Output | None = None,
+    last: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> int:
     """Print the status when more of it changes than steps, and under it how far the job is: on a terminal always on the same
     line. Until all daemons have ended; returns the worst of their exit codes. `guard` looks after the store. `output`: what
-    a script writes is shown instead of how far it is.
+    a script writes is shown instead of how far it is. `last`: how the job stands once no daemon answers any more, which is
+    shown where none has shown its end.
     """
     from elasticrl.daemon.client import Unanswered, ask
 
@@ -395,10 +406,14 @@ def follow(
             picture = render.addressed(picture, job)
             # Who dies as the job ends would, if it were started again, wait for the others, who do not come back.
             over = picture["exit_code"] is not None
-            for each in done if picture["exit_code"] is None else ():
-                if each not in left:
-                    left.append(each)
-                    typer.echo(f"{CLEAR if live else ''}{each.name} has left. Back it comes by: {each.back}\n")
+            fresh = [each for each in done if each not in left] if not over else []
+            left += fresh
+            typer.echo(
+                "".join(
+                    f"{CLEAR if live else ''}{each.name} has left. To bring it back: {each.back}\n\n" for each in fresh
+                ),
+                nl=False,
+            )
             if (still := render.status(at_rest(picture), ages=False)) != shown:
                 typer.echo(f"{CLEAR if live else ''}{render.status(picture, ages=False)}\n")
                 shown, due = still, time.monotonic() + REST_S
@@ -411,8 +426,16 @@ def follow(
         output.rest()
     elif live:
         typer.echo()  # the end of the line that told how far it was
+    if not over:
+        show_end(last(), job)
     codes = [daemon.process.returncode for daemon in daemons]
     return max((code if code >= 0 else 1 for code in codes), default=0)
+
+
+def show_end(picture: dict[str, Any] | None, job: str) -> None:
+    """What nobody has told who watches: a job can end between two looks."""
+    if picture is not None:
+        typer.echo(f"{render.status(render.addressed(picture, job), ages=False)}\n")
 
 
 def tell(picture: Mapping[str, Any], steps: int, said: str, due: float) -> tuple[str, float]:

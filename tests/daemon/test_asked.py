@@ -394,7 +394,7 @@ def test_how_a_node_that_was_drained_comes_back_is_said_once(
             for name, seconds in (("n1", "0"), ("n0", "1.5"))
         )
         assert serve.follow([drained, other], tmp_path, "j", 0.1, 0) == 0
-    assert capsys.readouterr().out.count("n1 has left. Back it comes by: elasticrl daemon &\n") == said
+    assert capsys.readouterr().out.count("n1 has left. To bring it back: elasticrl daemon &\n") == said
 
 
 def test_events_that_are_not_followed_come_to_an_end() -> None:
