@@ -20,7 +20,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from elasticrl.diagnose.process import life
+from elasticrl.base.process import life
 
 ROOT = Path(__file__).parents[1]
 LOOK_S, LOOKS = 0.4, 3  # a look, and how many of them for what a trial has left to end

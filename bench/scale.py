@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Watch, cpu_s, end_cleanly, judged, summary
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import Member, Phase, Plan, Record, Seat
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Member, Phase, Plan, Record, Seat
+from elasticrl.core.node.follow import TOGETHER_S
 from elasticrl.shell import keys
 from elasticrl.shell.office import together
 from elasticrl.store import Put, StoreSettings, open_store

@@ -39,9 +39,9 @@ from chaos.history import (
 )
 from chaos.scenario import Scenario
 from chaos.sim.gang import chain_whole
-from elasticrl.core.cause import Why
-from elasticrl.core.model import Phase, Plan, Rung
-from elasticrl.core.verdict import Fault as Class
+from elasticrl.contract.cause import Why
+from elasticrl.contract.model import Phase, Plan, Rung
+from elasticrl.contract.verdict import Fault as Class
 
 DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
 WATCH_S = 3.0  # how long a decision may still rest on what was true before

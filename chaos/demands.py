@@ -9,9 +9,9 @@ from math import inf
 
 from chaos.case import Case, Complaint, node_of
 from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
-from elasticrl.core.cause import Cause
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.model import Phase, Rung
+from elasticrl.contract.cause import Cause
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.model import Phase, Rung
 
 
 def every_fault_struck(case: Case) -> Iterator[Complaint]:
@@ -68,9 +68,9 @@ def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
     """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, the setting, and the kinds of
     evidence may be given.
 
-    >>> from elasticrl.core.cause import Why
-    >>> from elasticrl.core.model import Member
-    >>> from elasticrl.core.verdict import Fault
+    >>> from elasticrl.contract.cause import Why
+    >>> from elasticrl.contract.model import Member
+    >>> from elasticrl.contract.verdict import Fault
     >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
     >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2")
     (True, False)

@@ -23,8 +23,8 @@ from chaos.history import Asked, Committed, Left, Planned, Sealed, Struck
 from chaos.scenario import Expect, Scenario, save
 from chaos.sim.cluster import Cluster, Shape
 from chaos.sim.drive import Run
-from elasticrl.core.model import Phase
-from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
+from elasticrl.contract.model import Phase
+from elasticrl.contract.settings import Health, Membership, Recovery, Settings, Timeouts
 
 NODES: Final = ("n00", "n01", "n02")
 FIRST_S = 6.0  # when the first fault strikes: all train

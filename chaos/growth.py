@@ -11,8 +11,8 @@ from chaos.history import Planned, Sealed
 from chaos.scenario import Scenario
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import Run
-from elasticrl.core.model import rounds
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract.model import rounds
+from elasticrl.contract.settings import Membership, Settings
 
 POLICIES = {
     "always, at once": {"grow": "always", "settle_s": 0.0},

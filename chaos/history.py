@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
-from elasticrl.core.cause import Cause
-from elasticrl.core.model import Member, Plan, Seat, Strike
+from elasticrl.contract.cause import Cause
+from elasticrl.contract.model import Member, Plan, Seat, Strike
 
 CROSSING_S = 2.0  # a plan may be under way while its writer's next decision, a quarantine, overtakes it
 

@@ -255,7 +255,7 @@ def _find(code: CodeType, function: str) -> CodeType:
 def _value(node: ast.expr) -> object:
     if isinstance(node, ast.Constant):
         return node.value
-    from elasticrl.core.model import Rung
+    from elasticrl.contract.model import Rung
 
     return eval(compile(ast.Expression(body=node), "default", "eval"), {"Rung": Rung})
 

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from chaos.faults import ALL, KINDS, PHASES, ROLES, Fault, check
 from chaos.sim.cluster import Shape
-from elasticrl.core.level import Level
-from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
+from elasticrl.contract.level import Level
+from elasticrl.contract.settings import Health, Membership, Recovery, Settings, Timeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from bench.recovery import NODES, Elastic, monotonic, spares, torchrun, torchrun
 from chaos.live import proc
 from chaos.live.errors import Late
 from chaos.live.local import Sealed, parse
+from elasticrl.base.process import started_at
 from elasticrl.daemon.client import Unanswered
-from elasticrl.diagnose.process import started_at
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.store.embedded import free_ports

@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.live import clock
 from chaos.live.errors import BoxError
 from chaos.live.proc import alive, all_pids, command_line, inner_pid
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.process import started_at
 
 BOOT_S = 20.0
 CONTROLLERS = ("memory", "cpu", "freezer", "blkio")

@@ -11,7 +11,7 @@ from chaos.checks import EVERYWHERE
 from chaos.demands import caused, nothing_lost, ranks_kept, still_at_most
 from chaos.history import Eased, History, Loaded, Missed, Proved, Sealed, Struck
 from chaos.scenario import Scenario
-from elasticrl.core.model import Phase, Rung
+from elasticrl.contract.model import Phase, Rung
 
 #: Seconds from a fault, or from its end, to the next new step, on a machine of its own. The load of the machine multiplies it.
 #: What a fault leaves running goes on at once; what takes the gang's store, disk or operators away costs nothing.

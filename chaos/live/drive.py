@@ -32,7 +32,7 @@ from chaos.live.strikes import Hands
 from chaos.patience import patience
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import left_behind
-from elasticrl.core.model import Phase
+from elasticrl.contract.model import Phase
 from elasticrl.daemon.client import Unanswered
 from elasticrl.runtime.checkpoint.manifest import parse_name
 from elasticrl.runtime.chronicle import compare

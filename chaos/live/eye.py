@@ -30,7 +30,7 @@ from chaos.history import (
     Started,
 )
 from chaos.live.labjob import LabJob
-from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, deal
+from elasticrl.contract.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, deal
 from elasticrl.shell import keys
 from elasticrl.shell.keys import namespace
 from elasticrl.shell.sight import Wanted

@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from chaos.faults import Fault, holder
 from chaos.live.checks import AFTER_S, BLOCKING, BUDGETS
 from chaos.scenario import Scenario, Unusable
-from elasticrl.core.address import split
-from elasticrl.core.model import Record
+from elasticrl.base.address import split
+from elasticrl.contract.model import Record
 from elasticrl.daemon.outside import look
 from elasticrl.shell import keys
 from elasticrl.shell.keys import namespace

@@ -22,9 +22,9 @@ import yaml
 from chaos.live.box import Box
 from chaos.live.lab import Lab
 from chaos.live.proc import alive, command_line, inner_pid, parent
+from elasticrl.base.address import CONTROL
 from elasticrl.config import Tree, load
-from elasticrl.core.address import CONTROL
-from elasticrl.core.settings import Settings
+from elasticrl.contract.settings import Settings
 from elasticrl.daemon.client import ask
 from elasticrl.daemon.spec import OWN
 from elasticrl.runtime.vault.layout import HEADER_AT, SEAL_AT

@@ -28,8 +28,8 @@ from chaos.etcd import LocalCluster
 from chaos.live.errors import Late
 from chaos.live.proc import all_pids, command_line
 from chaos.patience import patience
-from elasticrl.core.address import CONTROL
-from elasticrl.core.model import Record
+from elasticrl.base.address import CONTROL
+from elasticrl.contract.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.stored import read_all
 from elasticrl.shell.keys import namespace

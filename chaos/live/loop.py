@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chaos.live.box import Box
 from chaos.live.proc import alive, all_pids, environment
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.process import started_at
 from elasticrl.store.embedded import tied
 
 MARK = "ELASTICRL_CHAOS_BOX"

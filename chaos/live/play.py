@@ -21,7 +21,7 @@ from chaos.live.lab import Lab
 from chaos.live.strikes import Hands, left_out
 from chaos.scenario import Scenario, aimed, lasting, save
 from chaos.sim.cluster import Shape
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract.settings import Membership, Settings
 
 MOST_NODES = 5  # more than this many are for machines with more cores than ours
 JOB_S = 420.0  # of random faults; then the job ends and is compared with the undisturbed one, which takes its time

@@ -6,7 +6,7 @@ process is stopped, and since when it runs, is read as the daemon reads it.
 
 from pathlib import Path
 
-from elasticrl.diagnose.process import life, state
+from elasticrl.base.process import life, state
 
 
 def all_pids() -> list[int]:

@@ -30,7 +30,7 @@ from chaos.live.labjob import LabJob, gone, send
 from chaos.live.proc import alive, command_line, environment, parent, stopped
 from chaos.live.reach import TERM_S, Done, Undo
 from chaos.live.storage import StorageHands
-from elasticrl.core.model import Intent, Phase
+from elasticrl.contract.model import Intent, Phase
 from elasticrl.daemon.client import Unanswered
 from elasticrl.store.protocol import StoreUnavailable
 

@@ -12,12 +12,12 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
-from elasticrl.core import events, orders
-from elasticrl.core.events import Action
-from elasticrl.core.model import LOADING, UNTOLD, Plan, Work
-from elasticrl.core.settings import Settings
-from elasticrl.core.suspect import Budgets
-from elasticrl.core.versions import WIRE
+from elasticrl.contract import events, orders
+from elasticrl.contract.events import Action
+from elasticrl.contract.model import LOADING, UNTOLD, Plan, Work
+from elasticrl.contract.settings import Settings
+from elasticrl.contract.versions import WIRE
+from elasticrl.core.node.suspect import Budgets
 
 if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis

@@ -10,7 +10,7 @@ from chaos.scenario import Scenario
 from chaos.sim.cluster import Cluster
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.world import World
-from elasticrl.core.model import Phase, rounds
+from elasticrl.contract.model import Phase, rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

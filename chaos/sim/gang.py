@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
-from elasticrl.core.model import UNTOLD, Plan, Rung, Work, deal
-from elasticrl.core.suspect import Progress
+from elasticrl.contract.model import UNTOLD, Plan, Rung, Work, deal
+from elasticrl.core.node.suspect import Progress
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster

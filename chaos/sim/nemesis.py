@@ -13,8 +13,8 @@ from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import Backup
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Phase, Verb, Work
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Phase, Verb, Work
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out

@@ -13,13 +13,13 @@ from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun,
 from chaos.sim.store import LeaseGone
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock
-from elasticrl.core import events, orders
-from elasticrl.core.events import Action, Event
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
-from elasticrl.core.state import State
+from elasticrl.contract import events, orders
+from elasticrl.contract.events import Action, Event
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.core.node.state import State
+from elasticrl.core.node.suspect import Detector, lives, watched
 from elasticrl.core.step import step, subject
-from elasticrl.core.suspect import Detector, lives, watched
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster

@@ -11,8 +11,8 @@ from typing import Final
 
 from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
-from elasticrl.core import events
-from elasticrl.core.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
+from elasticrl.contract import events
+from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
 
 #: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
 SCOPES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -4,7 +4,7 @@ from chaos import history
 from chaos.history import Fact
 from chaos.sim.cluster import Cluster
 from chaos.sim.node import Node
-from elasticrl.core.model import Work
+from elasticrl.contract.model import Work
 
 WIDE = 12  # nodes that have a column of their own
 LETTER = {

@@ -6,7 +6,7 @@ which of them stays is the product's own rule.
 
 from collections.abc import Collection, Mapping
 
-from elasticrl.core.keeping import stays
+from elasticrl.base.keeping import stays
 
 Key = tuple[int, int]  # a version, and the generation that made it
 HELD = 2  # versions of one node's shards

@@ -11,7 +11,7 @@ from typing import Any
 from chaos.history import Committed, Confined, Elected, Fact, Planned
 from chaos.small.shelf import Held
 from chaos.small.world import Rules, Turn, World
-from elasticrl.core.model import Member, Phase, Plan, Rung
+from elasticrl.contract.model import Member, Phase, Plan, Rung
 
 Complaint = tuple[str, str]  # which check of `chaos.checks`, and what is wrong
 SLACK = 1  # steps of time by which a lease may seem to hold longer than it does

@@ -18,7 +18,7 @@ from chaos.small.judge import Complaint, complaints
 from chaos.small.shelf import Held
 from chaos.small.values import NEVER
 from chaos.small.world import Move, Rules, World
-from elasticrl.core.model import Intent, Phase
+from elasticrl.contract.model import Intent, Phase
 
 NO_WAY: Final = "the_job_is_well_again"
 CIRCLE: Final = "nobody_spins"

@@ -13,10 +13,10 @@ from chaos.history import CROSSING_S, Fact
 from chaos.sim.store import ALL, SCOPES, Lease, LeaseGone, Store, Watcher
 from chaos.sim.world import Network, World
 from chaos.small.values import GRID_S, Cores
-from elasticrl.core import events
-from elasticrl.core.cause import Cause
-from elasticrl.core.events import Action
-from elasticrl.core.model import Member, Plan, Quarantine, Record, View
+from elasticrl.contract import events
+from elasticrl.contract.cause import Cause
+from elasticrl.contract.events import Action
+from elasticrl.contract.model import Member, Plan, Quarantine, Record, View
 
 LIVES: Final = 100  # a node's: so a lease has the number of its owner's life
 

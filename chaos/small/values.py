@@ -12,11 +12,11 @@ from functools import cache
 from math import ceil, inf
 from typing import Any, Final
 
-from elasticrl.core import events
-from elasticrl.core.events import Action
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.model import Plan, View
-from elasticrl.core.state import Lead, State
+from elasticrl.contract import events
+from elasticrl.contract.events import Action
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.model import Plan, View
+from elasticrl.core.node.state import Lead, State
 from elasticrl.core.step import step
 
 GRID_S: Final = 1.0  # time passes in such steps: a timer fires at the first of them that is not before it

@@ -14,13 +14,13 @@ from chaos.history import Fact
 from chaos.sim.store import ALL
 from chaos.small.shelf import Held, Shelves
 from chaos.small.values import GRID_S, JUST, NEVER, Cores
-from elasticrl.core import events, orders
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import LOADING, MEETING, Exit, Member, Plan, Record, Rung, Stall, Verb, Work
-from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
-from elasticrl.core.state import State
+from elasticrl.contract import events, orders
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import LOADING, MEETING, Exit, Member, Plan, Record, Rung, Stall, Verb, Work
+from elasticrl.contract.settings import Health, Membership, Recovery, Settings, Timeouts
+from elasticrl.core.node.state import State
+from elasticrl.core.node.suspect import lives, watched
 from elasticrl.core.step import subject
-from elasticrl.core.suspect import lives, watched
 
 ALIVE: Final = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
 TELL, EAR = "tell", "ear"  # an agent's word, and what the neighbours' detector says, on the way to the core

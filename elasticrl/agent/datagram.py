@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from elasticrl.core.model import Member
+from elasticrl.contract.model import Member
 
 MAGIC: Final = b"eRL2"
 HEAD: Final = struct.Struct("!4sBQQQQQIHH")  # magic, then as in `Said`; of node and address the lengths

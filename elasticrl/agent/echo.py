@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from elasticrl.agent.datagram import PING, PONG, Said, seal, unseal
-from elasticrl.agent.owned import write_private
-from elasticrl.core.address import join, split
-from elasticrl.core.model import Member
-from elasticrl.core.parsed import parsed
+from elasticrl.base.address import join, split
+from elasticrl.base.owned import write_private
+from elasticrl.base.parsed import parsed
+from elasticrl.contract.model import Member
 
 NOTE = "echo.json"
 

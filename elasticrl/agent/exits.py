@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.agent.regular import open_regular
-from elasticrl.core.evidence import Sign
-from elasticrl.core.model import JOIN
-from elasticrl.core.value import dataclass
+from elasticrl.base.regular import open_regular
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.model import JOIN
 from elasticrl.diagnose import health
 from elasticrl.diagnose.kernel_log import Ring, killed_pid
 

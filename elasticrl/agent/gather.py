@@ -7,10 +7,10 @@ has not taken it yet is joining, whatever its page says.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
-from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Pace, Stall, Work
-from elasticrl.core.suspect import Budgets, Progress
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
+from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Pace, Stall, Work
+from elasticrl.core.node.suspect import Budgets, Progress
 
 RESTING = frozenset({State.WARM, State.PARKED, State.DONE})  # nobody expects progress of these
 

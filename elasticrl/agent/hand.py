@@ -24,23 +24,24 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from elasticrl.agent import exits, pool, seat, warm, wire, worker
-from elasticrl.agent.beats import Snapshot
+from elasticrl.agent import exits, pool, warm, worker
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.outside import Outside, length
-from elasticrl.agent.parent import Led, stops
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
-from elasticrl.agent.wire import Ended, Report
-from elasticrl.core.address import split
-from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Work
-from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
-from elasticrl.core.suspect import Budgets
-from elasticrl.diagnose.process import life
+from elasticrl.base.address import split
+from elasticrl.base.parent import Led, stops
+from elasticrl.base.process import life
+from elasticrl.base.ticks import until_next
+from elasticrl.contract import seat, wire
+from elasticrl.contract.beats import Snapshot
+from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Work
+from elasticrl.contract.orders import Halt, Kill, Launch, Park, Place, Reform
+from elasticrl.contract.wire import Ended, Report
+from elasticrl.core.node.suspect import Budgets
 from elasticrl.shell.notify import Notify
 
 LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed

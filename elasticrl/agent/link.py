@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elasticrl.agent import spec as specs
-from elasticrl.agent import wire
-from elasticrl.agent.owned import appended, write_private
-from elasticrl.core.pauses import pause
+from elasticrl.base.owned import appended, write_private
+from elasticrl.base.pauses import pause
+from elasticrl.contract import wire
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
 MOST_RETRY_S = 5.0  # where one answers, and no report comes

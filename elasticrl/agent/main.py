@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from elasticrl.agent import warm
-from elasticrl.agent.owned import write_private
 from elasticrl.agent.spec import BadSpec, common_env, load
-from elasticrl.agent.title import title
+from elasticrl.base.owned import write_private
+from elasticrl.base.title import title
 from elasticrl.shell.notify import Notify
 
 CONFIG = "config.yaml"  # the effective configuration, for the workers

@@ -9,10 +9,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
-from elasticrl.agent.beats import Snapshot
-from elasticrl.core.model import UNTOLD
-from elasticrl.core.value import dataclass
-from elasticrl.diagnose.process import Life
+from elasticrl.base.process import Life
+from elasticrl.base.value import dataclass
+from elasticrl.contract.beats import Snapshot
+from elasticrl.contract.model import UNTOLD
 
 #: A process uses a processor if it has used this part of one since its last sign. The threads that watch over collectives wake
 #: up now and then though all else stands still: those take less.

@@ -18,17 +18,18 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
-from elasticrl.agent import seat, warm, worker
-from elasticrl.agent.beats import Page, Snapshot
+from elasticrl.agent import warm, worker
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
-from elasticrl.core.evidence import Sign
-from elasticrl.core.model import Commit
-from elasticrl.core.orders import Place
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
+from elasticrl.base.parsed import parsed
+from elasticrl.base.process import life, started_at
+from elasticrl.base.value import dataclass
+from elasticrl.contract import seat
+from elasticrl.contract.beats import Page, Snapshot
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.model import Commit
+from elasticrl.contract.orders import Place
 from elasticrl.diagnose import witness
-from elasticrl.diagnose.process import life, started_at
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from elasticrl.agent import wire
-from elasticrl.agent.owned import bound
+from elasticrl.base.owned import bound
+from elasticrl.contract import wire
 
 log = logging.getLogger(__name__)
 BACKLOG_BYTES = 4 * wire.LIMIT  # a daemon that reads nothing for so long is cut off; it can come back

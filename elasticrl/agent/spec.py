@@ -13,9 +13,9 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticrl.core.heirs import inherited
-from elasticrl.core.settings import Timeouts
-from elasticrl.core.value import dataclass
+from elasticrl.base.inherited import inherited
+from elasticrl.base.value import dataclass
+from elasticrl.contract.settings import Timeouts
 
 # Asking all installed packages whether they have a plugin for pydantic takes a fifth of a daemon's start, and would bring in
 # code that it has no use for; a worker's program may have.

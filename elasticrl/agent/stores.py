@@ -10,7 +10,7 @@ from collections import deque
 
 from torch._C._distributed_c10d import TCPStore
 
-from elasticrl.core.address import join
+from elasticrl.base.address import join
 
 
 class Stores:

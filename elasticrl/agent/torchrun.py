@@ -39,14 +39,14 @@ from torch.distributed.elastic.rendezvous import (
 
 from elasticrl.agent.rendezvous import BACKEND
 from elasticrl.agent.stores import Stores
-from elasticrl.core.address import loops, split
-from elasticrl.core.events import Action, Asked, Found, Leave, LookAt, Probe, Probed, Tried, Try, Workers
-from elasticrl.core.follow import lease_held
-from elasticrl.core.model import MEETING, Exit, Member, Record, Verb, Work
-from elasticrl.core.orders import Halt, Kill, Launch, Park, Place, Reform
-from elasticrl.core.settings import Health, Membership, Recovery, Settings
-from elasticrl.core.state import State
-from elasticrl.shell import keys, ways
+from elasticrl.base.address import loops, split
+from elasticrl.contract.events import Action, Asked, Found, Leave, LookAt, Probe, Probed, Tried, Try, Workers
+from elasticrl.contract.model import MEETING, Exit, Member, Record, Verb, Work
+from elasticrl.contract.orders import Halt, Kill, Launch, Park, Place, Reform
+from elasticrl.contract.settings import Health, Membership, Recovery, Settings
+from elasticrl.core.node.follow import lease_held
+from elasticrl.core.node.state import State
+from elasticrl.shell import keys, route
 from elasticrl.shell.node import Node
 from elasticrl.store import StoreError, StoreSettings, Tls, open_store
 
@@ -394,19 +394,19 @@ def store_settings(params: RendezvousParameters) -> StoreSettings:
         raise RendezvousConnectionError(f"--rdzv-endpoint or --rdzv-conf: {error}") from None
 
 
-def address_towards(endpoints: str, way: Callable[[str], str] = ways.way_to) -> str:
+def address_towards(endpoints: str, way: Callable[[str], str] = route.way_to) -> str:
     """This host's address on the way to the store: where other nodes, too, most likely reach us.
 
     On a host that runs a member of etcd its own name is often a loopback address (Debian's 127.0.1.1), which is the way to
     itself alone: another member's way is better, and then the way out. Who writes localhost means this machine.
     """
-    hosts = ways.hosts(endpoints.split(","))
-    here = ways.found(hosts, way)
+    hosts = route.hosts(endpoints.split(","))
+    here = route.found(hosts, way)
     if not here:
         raise RendezvousConnectionError(
             f"--rdzv-endpoint: this host knows no way to {' or '.join(hosts)}; say its own address (--local-addr)"
         )
     abroad = [address for address in here if not loops(address)]
     if not abroad and not any(map(loops, hosts)):
-        abroad = ways.found([ways.ABROAD], way)
+        abroad = route.found([route.ABROAD], way)
     return (abroad or here)[0]

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.agent.parent import die_with
-from elasticrl.agent.title import title
+from elasticrl.base.parent import die_with
+from elasticrl.base.title import title
 
 SHARED: Final = ("torch.distributed",)  # what an agent and its workers both import, and is most of what an agent does
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import

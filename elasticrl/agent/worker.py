@@ -18,12 +18,12 @@ from typing import Final
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from elasticrl.agent import warm
-from elasticrl.agent.beats import Beat
-from elasticrl.agent.parent import die_with, pass_over
-from elasticrl.agent.seat import Seat, open_log, take_place
-from elasticrl.agent.title import title
-from elasticrl.core.orders import Halt, Place
-from elasticrl.core.value import dataclass
+from elasticrl.base.parent import die_with, pass_over
+from elasticrl.base.title import title
+from elasticrl.base.value import dataclass
+from elasticrl.contract.beats import Beat
+from elasticrl.contract.orders import Halt, Place
+from elasticrl.contract.seat import Seat, open_log, take_place
 from elasticrl.diagnose import witness
 
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from elasticrl.agent.owned import strange
-from elasticrl.agent.regular import open_regular, read_regular
+from elasticrl.base.owned import strange
+from elasticrl.base.parsed import parsed
+from elasticrl.base.redact import HIDDEN, NAMED, veiled
+from elasticrl.base.regular import open_regular, read_regular
 from elasticrl.cli.options import Config
-from elasticrl.core.parsed import parsed
-from elasticrl.core.veil import HIDDEN, NAMED, veiled
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from elasticrl.agent.owned import made_closed, opened, strange, taken_by
+from elasticrl.base.owned import made_closed, opened, strange, taken_by
 from elasticrl.cli import find
 from elasticrl.cli.main import Exit
 

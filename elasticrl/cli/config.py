@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elasticrl.base.words import count
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import AsJson, Overrides
-from elasticrl.core.words import count
 
 if TYPE_CHECKING:
     from elasticrl.config import Loaded

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from elasticrl.base.address import CONTROL
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
-from elasticrl.core.address import CONTROL
 
 if TYPE_CHECKING:
     from rich.live import Live

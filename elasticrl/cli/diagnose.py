@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from elasticrl.base.words import plain
 from elasticrl.cli.options import AsJson
-from elasticrl.core.words import plain
 
 Logs = Annotated[
     list[Path] | None,
@@ -49,19 +49,19 @@ def diagnose(
 
     With --log from the logs of a job, ours or not; without, of the job that runs on this machine, which is not disturbed.
     """
-    from elasticrl.cli import useless
+    from elasticrl.cli import ignored
 
     if now and (log or more):
-        useless.refuse(context, "now", because="it asks the job that runs here, and logs are named too: one of them")
+        ignored.refuse(context, "now", because="it asks the job that runs here, and logs are named too: one of them")
     if log or more:
-        useless.refuse(context, "job", "run_dir", because="only for the job that runs here; logs are read without it")
+        ignored.refuse(context, "job", "run_dir", because="only for the job that runs here; logs are read without it")
     else:
-        useless.refuse(context, "world", because="only for logs (--log); of the job that runs here it is known")
+        ignored.refuse(context, "world", because="only for logs (--log); of the job that runs here it is known")
         _live(run_dir, job, as_json=as_json)
         return
     from elasticrl.cli.main import Exit
-    from elasticrl.core.judge import judge
-    from elasticrl.core.verdict import Known
+    from elasticrl.contract.verdict import Known
+    from elasticrl.core.judge.judge import judge
     from elasticrl.diagnose import report
     from elasticrl.diagnose.logs import read
 
@@ -89,7 +89,7 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
     """The daemon of this machine asks all of them, and judges that together with what it knows."""
     from elasticrl.cli import find
     from elasticrl.cli.main import Exit
-    from elasticrl.core.verdict import rank_names
+    from elasticrl.contract.verdict import rank_names
     from elasticrl.daemon.client import Unanswered, ask
 
     try:

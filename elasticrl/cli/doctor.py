@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from elasticrl.base.parsed import parsed
 from elasticrl.cli.options import AsJson, Config
-from elasticrl.core.parsed import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from elasticrl.config import Tree
-    from elasticrl.core.pairs import Result
+    from elasticrl.contract.pairs import Result
     from elasticrl.diagnose.health import Check
 
 MORE_S: Final = 10.0  # than it was given, until the test of other nodes is ended: it imports torch, and ends by itself
@@ -55,16 +55,16 @@ def doctor(
     least: Least = 0.0,
 ) -> None:
     """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
-    from elasticrl.cli import useless
+    from elasticrl.cli import ignored
     from elasticrl.cli.main import Exit
     from elasticrl.config import read
-    from elasticrl.core.judge import judge
-    from elasticrl.core.pairs import findings
+    from elasticrl.contract.pairs import findings
+    from elasticrl.core.judge.judge import judge
     from elasticrl.diagnose import doctor as diagnosis
     from elasticrl.diagnose.health import FAIL, worst
 
     if not nodes:
-        useless.refuse(
+        ignored.refuse(
             context, "me", "within", "least", because="only for the test of other nodes: name them with --nodes"
         )
     loaded = read(config) if config else None
@@ -163,8 +163,8 @@ def compared(results: "list[Result]", me: str, ends: "dict[str, str]") -> "Itera
 
 def measured(results: "list[Result]") -> "dict[str, Any]":
     """For JSON: rows ask, columns answer; null is not measured. `odd`: ways far off the others, and what they share."""
-    from elasticrl.core.matrix import late, rates, slow, trips
-    from elasticrl.core.pairs import ring
+    from elasticrl.contract.pairs import ring
+    from elasticrl.core.judge.matrix import late, rates, slow, trips
 
     names = ring(node for result in results for node in (result.node, result.peer))
     by_pair = {(result.node, result.peer): result for result in results}
@@ -258,7 +258,7 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "tuple[list[Result
     """The probe as a process of its own: it imports torch, and ends when it is told to. What it told, and what went wrong."""
     import subprocess
 
-    from elasticrl.core.pairs import everyone, result_of
+    from elasticrl.contract.pairs import everyone, result_of
     from elasticrl.diagnose.doctor import nccl_here, versions
 
     # The list itself is the token: who was started with another list does not belong to this look.

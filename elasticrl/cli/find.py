@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.agent.owned import shared, strange
-from elasticrl.agent.regular import read_regular
-from elasticrl.core.address import CONTROL
-from elasticrl.core.parsed import parsed
-from elasticrl.core.words import ago
-from elasticrl.diagnose.process import state
+from elasticrl.base.address import CONTROL
+from elasticrl.base.owned import shared, strange
+from elasticrl.base.parsed import parsed
+from elasticrl.base.process import state
+from elasticrl.base.regular import read_regular
+from elasticrl.base.words import ago
 
 STOPPED: Final = {"T", "t"}  # what the kernel calls a process that somebody has stopped
 CREDENTIALS: Final = struct.Struct("3i")  # process, user, group

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from elasticrl.base.words import plain
 from elasticrl.cli.options import AsJson, Config, Job
-from elasticrl.core.words import plain
 
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or the beginning of its id; `last`.")]
 State = Annotated[

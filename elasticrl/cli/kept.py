@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.config import run_dir
-from elasticrl.core.adopt import Kept
+from elasticrl.core.node.adopt import Kept
 from elasticrl.daemon.adopt import Look, Lost
 
 

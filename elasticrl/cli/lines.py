@@ -18,13 +18,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from elasticrl.agent.regular import open_regular
+from elasticrl.base.parsed import parsed
+from elasticrl.base.regular import open_regular
+from elasticrl.base.words import plain
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
 from elasticrl.cli.operate import StoreAt, failed, from_store
 from elasticrl.cli.options import AsJson, Job, Run
-from elasticrl.core.parsed import parsed
-from elasticrl.core.words import plain
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 
 LOOK_S: Final = 0.2  # between looks at files that are followed

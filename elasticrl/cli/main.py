@@ -51,7 +51,7 @@ VERBS: Final = {
 
 
 class Exit(IntEnum):
-    """What a verb's exit code says. Stable: scripts rely on it. A job's own end is `core.model.Outcome`."""
+    """What a verb's exit code says. Stable: scripts rely on it. A job's own end is `contract.model.Outcome`."""
 
     OK = 0
     FAILED = 1  # it could not be done; the message says why

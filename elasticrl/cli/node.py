@@ -69,7 +69,7 @@ def run(asked: Asked) -> int:
     """Run the daemon; its exit code."""
     gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
     from elasticrl.agent.spec import NO_PLUGINS
-    from elasticrl.core.model import REFUSED
+    from elasticrl.contract.model import REFUSED
 
     os.environ.setdefault(*NO_PLUGINS)  # before pydantic's first model is built; the agent does not get it
     from elasticrl.config import ConfigError, load
@@ -80,7 +80,7 @@ def run(asked: Asked) -> int:
         sys.stderr.write(f"{error}\n")
         return REFUSED
     if parent := follows(asked):  # one that is killed takes its daemons along: the kernel sends them a signal
-        from elasticrl.agent.parent import die_with, stops
+        from elasticrl.base.parent import die_with, stops
 
         die_with(parent, stops()[0])
     fresh = partial(load, asked.config, asked.overrides)
@@ -100,7 +100,7 @@ def serve(
 ) -> int:
     """Run a daemon by a configuration."""
     from elasticrl.cli.kept import checkpoints
-    from elasticrl.core.model import REFUSED
+    from elasticrl.contract.model import REFUSED
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import REFUSALS, Daemon
     from elasticrl.daemon.refusal import FAILED, FULL

@@ -118,7 +118,7 @@ def resume(job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
 def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """End the job on all nodes, after a save."""
     if not yes:
-        from elasticrl.daemon.answers import ending
+        from elasticrl.status.answers import ending
 
         picture = seen(store, run_dir, job)
         ends = ending(picture["step"], picture.get("unsaved", 0))
@@ -204,7 +204,7 @@ def outside(
     """The same without a daemon, from etcd itself."""
     import asyncio
 
-    from elasticrl.core.model import Verb
+    from elasticrl.contract.model import Verb
     from elasticrl.daemon import outside as store
 
     with explained(job, where):

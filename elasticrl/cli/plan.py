@@ -38,14 +38,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Estimate memory, bytes on the wire and phase budgets of CONFIG; nothing is started, no weights are read."""
-    from elasticrl.cli import useless
+    from elasticrl.cli import ignored
     from elasticrl.config import ConfigError, load
     from elasticrl.config.units import parse_count, parse_size
     from elasticrl.ppo import estimate
     from elasticrl.ppo.shapes import ShapeError
 
     if graph:
-        useless.refuse(
+        ignored.refuse(
             context, "workers", "memory", "parameters", "as_json", because="only without --graph, which reckons nothing"
         )
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticrl.core.words import ago, notes, past, plain
+from elasticrl.base.words import ago, notes, past, plain
 from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
@@ -17,7 +17,7 @@ COLOUR = {
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
-UNTOLD = "script"  # the phase of a script that has told nothing, as `core.model` has it
+UNTOLD = "script"  # the phase of a script that has told nothing, as `contract.model` has it
 
 #: Commands that operators are told to give, up to where `--job` goes.
 ASKED = re.compile(

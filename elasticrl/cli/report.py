@@ -28,16 +28,16 @@ def report(
     """Make one HTML page of a run, complete in itself: what happened, what it cost, why. Exits with 2 if nothing is there, or
     if several jobs left theirs and none is named.
     """
-    from elasticrl.cli import useless
+    from elasticrl.base.words import plain
+    from elasticrl.cli import ignored
     from elasticrl.cli.main import Exit
-    from elasticrl.core.words import plain
     from elasticrl.report.read import read
     from elasticrl.report.story import tell
     from elasticrl.report.text import headline, text
     from elasticrl.report.whose import Unchosen
 
     if as_text:
-        useless.refuse(context, "output", because="only without --text, which writes no file")
+        ignored.refuse(context, "output", because="only without --text, which writes no file")
     if not run.is_dir():
         typer.echo(f"{run} is not a folder: name the one that holds the run's logs, checkpoints and state", err=True)
         raise typer.Exit(Exit.REFUSED)

@@ -18,15 +18,15 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticrl.agent.owned import appended, write_private
+from elasticrl.base.owned import appended, write_private
+from elasticrl.base.words import bar, count
 from elasticrl.cli import find, node, render
 from elasticrl.cli.claims import claimed, refused
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
 from elasticrl.cli.script import Output
-from elasticrl.core.level import means_of
-from elasticrl.core.model import REFUSED, Outcome
-from elasticrl.core.words import bar, count
+from elasticrl.contract.level import means_of
+from elasticrl.contract.model import REFUSED, Outcome
 
 GONE = frozenset({errno.EIO, errno.EPIPE})  # what a terminal says that is closed, and a pipe that nobody reads
 WORD_S = 3.0  # for the store to say how the job ended
@@ -272,7 +272,7 @@ class Ending:
 def last_look(tree: Any, endpoints: tuple[str, ...]) -> dict[str, Any] | None:
     """How the job stands in its store, whose daemons have gone; None if the store doesn't say."""
     from elasticrl.daemon.outside import look
-    from elasticrl.diagnose.reach import store_settings
+    from elasticrl.diagnose.job_store import store_settings
     from elasticrl.shell.keys import Unreadable
     from elasticrl.store import StoreError
 
@@ -487,7 +487,7 @@ def late(daemons: list[subprocess.Popen[bytes]], within_s: float) -> Iterator[su
 
 def vaults_of(folder: Path) -> list[Path]:
     """Of a job. None where the folder is somebody else's, or leads to one: nothing of ours is in it."""
-    from elasticrl.agent.owned import unsafe
+    from elasticrl.base.owned import unsafe
 
     return [] if unsafe(folder / "any") else sorted(folder.glob("*"))
 
@@ -502,7 +502,7 @@ async def end_vaults(vaults: list[Path]) -> None:
 
 def start_store(tree: Any) -> Any:
     """An etcd for this run."""
-    from elasticrl.diagnose.reach import embedded
+    from elasticrl.diagnose.job_store import embedded
     from elasticrl.store import StoreError
 
     try:
@@ -516,7 +516,7 @@ def guarding(tree: Any, etcd: Any) -> Callable[[], str]:
     """Looks after the etcd of this run, at each call; the answer is what is to be said of it, mostly nothing."""
     if etcd is None:
         return str
-    from elasticrl.diagnose.reach import embedded
+    from elasticrl.diagnose.job_store import embedded
     from elasticrl.store.embedded import Guard
 
     guard = Guard(replace(embedded(tree, dies_with_us=True), ports=(etcd.client_port, etcd.peer_port)))
@@ -531,10 +531,10 @@ def guarding(tree: Any, etcd: Any) -> Callable[[], str]:
 def unfit(tree: Any, endpoints: tuple[str, ...], names: list[str], *, adopt: bool) -> str:
     """Why these nodes cannot begin by this store; empty if they can. (Its daemons would say so too, but in their logs.)"""
     from elasticrl.cli.kept import checkpoints
-    from elasticrl.core.names import twin
+    from elasticrl.core.node.names import twin
     from elasticrl.daemon.adopt import Lost, settle
     from elasticrl.daemon.stored import living_here
-    from elasticrl.diagnose.reach import store_settings
+    from elasticrl.diagnose.job_store import store_settings
     from elasticrl.store import StoreError, open_store
 
     async def look() -> str:
@@ -557,6 +557,6 @@ def unfit(tree: Any, endpoints: tuple[str, ...], names: list[str], *, adopt: boo
 
 def stop_store(tree: Any) -> None:
     """End it; its data stay, so that the job can go on later."""
-    from elasticrl.diagnose.reach import embedded
+    from elasticrl.diagnose.job_store import embedded
 
     asyncio.run(embedded(tree, dies_with_us=True).stop())

@@ -19,7 +19,7 @@ import typer
 from elasticrl.cli.options import Job, Run
 
 if TYPE_CHECKING:
-    from elasticrl.agent.beats import Snapshot
+    from elasticrl.contract.beats import Snapshot
 
 LOOK_S: Final = 0.05
 FIRST_S: Final = 1.0  # until the first picture, at most
@@ -169,8 +169,8 @@ class Board:
 
     def look(self, now: float) -> None:
         """Every page once; whose process has gone is forgotten."""
+        from elasticrl.base.process import life
         from elasticrl.cli import find
-        from elasticrl.diagnose.process import life
 
         present: set[Path] = set()
         for folder in find.run_dirs(self._run_dir):
@@ -260,7 +260,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def read(page: Path) -> "Snapshot | None":
     """The newest whole beat of a page, without mapping it."""
-    from elasticrl.agent.beats import FIRST, HALF, unpack
+    from elasticrl.contract.beats import FIRST, HALF, unpack
 
     try:
         data = page.read_bytes()

@@ -1,7 +1,7 @@
 """The configuration: YAML in, one frozen tree out, and every problem reported at once with its remedy.
 
 Read `tree` for the sections, `cluster` and `training` for their fields, `relations` for the rules between them, `load` for
-how file, environment and command line become one. `elasticrl.core.settings` is what the core gets of it (`to_core`).
+how file, environment and command line become one. `elasticrl.contract.settings` is what the core gets of it (`to_core`).
 """
 
 from elasticrl.config.changes import Change, changes, clash, taken_up

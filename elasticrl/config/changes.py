@@ -6,12 +6,12 @@ daemon takes up at once, and those that would make another run of it.
 
 from typing import Literal, TypeVar
 
+from elasticrl.base.redact import shown_of
+from elasticrl.base.value import dataclass
 from elasticrl.config.relations import RELATIONS
 from elasticrl.config.section import Section, key_of
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, leaf, values
-from elasticrl.core.value import dataclass
-from elasticrl.core.veil import shown_of
 
 When = Literal["live", "restart", "never"]
 _S = TypeVar("_S", bound=Section)

@@ -1,7 +1,7 @@
 """The sections that say how the gang lives: who is in it, how it is watched, and what is done when something breaks.
 
 Each field is its default, its rule in the annotation, and below it one or two sentences: the unit, and what more or less
-of it trades. `elasticrl.core.settings` holds the part of these that the core decides by.
+of it trades. `elasticrl.contract.settings` holds the part of these that the core decides by.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ from elasticrl.config.section import (
     key_of,
 )
 from elasticrl.config.units import MiB
-from elasticrl.core.model import PHASE_NAME
+from elasticrl.contract.model import PHASE_NAME
 
 
 class Job(Section):

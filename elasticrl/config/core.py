@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from elasticrl.config.section import Section
 from elasticrl.config.tree import Tree
-from elasticrl.core import settings
-from elasticrl.core.level import Level, means_of
+from elasticrl.contract import settings
+from elasticrl.contract.level import Level, means_of
 
 _T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
 

@@ -8,8 +8,8 @@ As in:
 from collections.abc import Iterable
 from typing import Literal
 
-from elasticrl.core.value import dataclass
-from elasticrl.core.words import plain
+from elasticrl.base.value import dataclass
+from elasticrl.base.words import plain
 
 Source = Literal["default", "file", "environment", "command line"]
 _ORDER: dict[Source, int] = {"file": 0, "environment": 1, "command line": 2, "default": 3}

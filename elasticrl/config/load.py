@@ -18,14 +18,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode
 
+from elasticrl.base.value import dataclass
 from elasticrl.config.finding import DEFAULT, ConfigError, Finding, Origin, in_order
 from elasticrl.config.relations import OUR_TRAINER, RELATIONS, Relation
 from elasticrl.config.section import DURATION_MARK, Leaf, Section, extra_leaf, leaf_of, leaves, open_sections, sections
 from elasticrl.config.source import NULL, STR, Unreadable, compose, flow, line_of, pairs, plain, read_file
 from elasticrl.config.tree import Tree, put, values
 from elasticrl.config.tree import leaf as leaf_at
-from elasticrl.core.model import misnamed
-from elasticrl.core.value import dataclass
+from elasticrl.contract.model import misnamed
 
 PREFIX = "ELASTICRL__"
 RUNTIMES = frozenset({"disks"})  # phases that the runtime begins by itself, of any script; update and save are keys

@@ -7,8 +7,8 @@ nobody's way: it is any free one, or none.
 from collections.abc import Callable
 from typing import Literal
 
+from elasticrl.base.value import dataclass
 from elasticrl.config.tree import Tree
-from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

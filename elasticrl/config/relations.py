@@ -10,13 +10,13 @@ from os import fsencode
 from socket import gethostname
 from typing import Literal
 
+from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
+from elasticrl.base.value import dataclass
 from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
-from elasticrl.core.address import CONTROL, SOCKET_BYTES, loops
-from elasticrl.core.level import means_of
-from elasticrl.core.value import dataclass
+from elasticrl.contract.level import means_of
 
 OUR_TRAINER = "elasticrl.ppo"
 

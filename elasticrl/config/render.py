@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import WithDefaultSchema
 
+from elasticrl.base.redact import shown_of
 from elasticrl.config.changes import SAID, when
 from elasticrl.config.finding import DEFAULT, Origin
 from elasticrl.config.relations import RELATIONS
@@ -17,7 +18,6 @@ from elasticrl.config.section import Leaf, extra_leaf, leaves, open_sections, se
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
 from elasticrl.config.tree import leaf as leaf_at
-from elasticrl.core.veil import shown_of
 
 
 def show(tree: Tree, origins: Mapping[str, Origin]) -> str:

@@ -19,9 +19,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 from pydantic.fields import FieldInfo
 
+from elasticrl.base.value import dataclass
 from elasticrl.config.source import flow
 from elasticrl.config.units import DURATION, SIZE, format_duration, format_size, parse_duration, parse_size
-from elasticrl.core.value import dataclass
 
 
 def key_of(attribute: str) -> str:

@@ -10,9 +10,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from math import inf
 
-from elasticrl.core import dossier
-from elasticrl.core.cause import culprits
-from elasticrl.core.events import (
+from elasticrl.contract.cause import culprits
+from elasticrl.contract.events import (
     Action,
     Ask,
     Asked,
@@ -36,17 +35,18 @@ from elasticrl.core.events import (
     Watch,
     Workers,
 )
-from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of, tries
-from elasticrl.core.invariants import check_wake
-from elasticrl.core.lead import lead
-from elasticrl.core.model import Stall, Verb, View, Work
-from elasticrl.core.orders import Kill
-from elasticrl.core.policy import Act
-from elasticrl.core.setback import better, heal
-from elasticrl.core.state import Decision, Lead, State, Trial, Wish
-from elasticrl.core.suspect import conviction, lives, watched
-from elasticrl.core.verdict import Fault, Verdict
+from elasticrl.contract.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.contract.model import Stall, Verb, View, Work
+from elasticrl.contract.orders import Kill
+from elasticrl.contract.verdict import Fault, Verdict
+from elasticrl.core.judge.policy import Act
+from elasticrl.core.lead.lead import lead
+from elasticrl.core.node import dossier
+from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
+from elasticrl.core.node.invariants import check_wake
+from elasticrl.core.node.setback import better, heal
+from elasticrl.core.node.state import Decision, Lead, State, Trial, Wish
+from elasticrl.core.node.suspect import conviction, lives, watched
 
 
 def step(state: State, event: Event) -> Decision:

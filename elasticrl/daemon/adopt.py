@@ -1,10 +1,10 @@
-"""A store that knows nothing of a job, beside checkpoints that say it has run. What follows is `core.adopt`'s."""
+"""A store that knows nothing of a job, beside checkpoints that say it has run. What follows is `core.node.adopt`'s."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-from elasticrl.core.adopt import Kept, adopted, refusal
+from elasticrl.core.node.adopt import Kept, adopted, refusal
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.shell import keys
 from elasticrl.store import Absent, Get, Put, Store

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.beats import Page
-from elasticrl.agent.wire import Report
-from elasticrl.core import dossier
-from elasticrl.core.evidence import Evidence, bounded
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Member, Work
-from elasticrl.core.state import State
-from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Fault, Known, rank_names
+from elasticrl.base.value import dataclass
+from elasticrl.contract.beats import Page
+from elasticrl.contract.evidence import Evidence, bounded
+from elasticrl.contract.model import Member, Work
+from elasticrl.contract.verdict import Fault, Known, rank_names
+from elasticrl.contract.wire import Report
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.node import dossier
+from elasticrl.core.node.state import State
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Store
 
@@ -71,7 +71,7 @@ async def answer(store: Store, said: Where, lease: int) -> None:
 
 async def look(report: Report | None, witnesses: Path, me: Member, to: int, within_s: float) -> Where:
     """Where this node's workers are, and which of them go on. Nothing is disturbed."""
-    from elasticrl.diagnose import scene
+    from elasticrl.diagnose import stalled
 
     workers = report.workers if report else ()
     pages: dict[int, Page] = {}
@@ -81,7 +81,7 @@ async def look(report: Report | None, witnesses: Path, me: Member, to: int, with
     before = {rank: page.read() for rank, page in pages.items()}
     found, _ = await asyncio.gather(
         asyncio.to_thread(
-            scene.collect, witnesses, {worker.rank: worker.pid for worker in workers},
+            stalled.collect, witnesses, {worker.rank: worker.pid for worker in workers},
             within_s=min(LOOK_S, within_s), node_of=lambda _: me.node,
         ),
         asyncio.sleep(MOVES_S),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 
 VERSION = 1
 SEEN = frozenset({"ping", "status", "crew", "logs"})  # what a daemon says without its store, if need be

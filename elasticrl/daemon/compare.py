@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from elasticrl.core import versions
-from elasticrl.core.events import Found
-from elasticrl.core.evidence import HEALTH, Evidence, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Record
-from elasticrl.core.state import State
+from elasticrl.contract import versions
+from elasticrl.contract.events import Found
+from elasticrl.contract.evidence import HEALTH, Evidence, Sign
+from elasticrl.contract.model import Record
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.node.state import State
 from elasticrl.core.step import found
-from elasticrl.daemon.desk import Desk
+from elasticrl.daemon.shared import Desk
 
 
 class Comparison:

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.owned import bound
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
+from elasticrl.base.apart import apart
+from elasticrl.base.owned import bound
+from elasticrl.base.parsed import parsed
+from elasticrl.base.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
-from elasticrl.shell.apart import apart
 
 MAX_LINE = 64 * 1024
 NAMED_S = 0.5  # for a user's name

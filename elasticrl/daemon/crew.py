@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.link import Link, start_agent
-from elasticrl.agent.parent import stops
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.wire import Acknowledge, Quit, Report
-from elasticrl.core.events import Action, Asked, Event, Workers
-from elasticrl.core.grid import until_next
-from elasticrl.core.model import Commit, Member, Verb, Work, meanwhile
-from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
-from elasticrl.core.pauses import pause
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.parent import stops
+from elasticrl.base.pauses import pause
+from elasticrl.base.process import started_at
+from elasticrl.base.ticks import until_next
+from elasticrl.contract.events import Action, Asked, Event, Workers
+from elasticrl.contract.model import Commit, Member, Verb, Work, meanwhile
+from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
+from elasticrl.contract.wire import Acknowledge, Quit, Report
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs, while it does not speak to us
 STEADY_S = 1.0  # and while it does: we are told when it falls silent

@@ -7,9 +7,9 @@ and a link would lead our lines into any file of ours.
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.agent.owned import foreign, made_closed
+from elasticrl.base.owned import foreign, made_closed
 from elasticrl.config import Tree
-from elasticrl.diagnose.reach import ETCD
+from elasticrl.diagnose.job_store import ETCD
 
 
 def not_ours(tree: Tree, node: str) -> str:

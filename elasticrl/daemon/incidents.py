@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from elasticrl.core import dossier
-from elasticrl.core.cause import ORDERLY
-from elasticrl.core.events import Event, Workers
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Outcome, Phase, Work
-from elasticrl.core.state import State
+from elasticrl.base.apart import apart
+from elasticrl.contract.cause import ORDERLY
+from elasticrl.contract.events import Event, Workers
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.model import Outcome, Phase, Work
+from elasticrl.contract.verdict import Fault, Known, surest
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.node import dossier
+from elasticrl.core.node.state import State
 from elasticrl.core.step import found
-from elasticrl.core.verdict import Fault, Known, surest
-from elasticrl.daemon.desk import Desk, Plans
 from elasticrl.daemon.history import History
 from elasticrl.daemon.machine import short_of
-from elasticrl.daemon.recovery import Done
-from elasticrl.shell.apart import apart
+from elasticrl.daemon.shared import Desk, Plans
+from elasticrl.status.recovery import Done
 
 if TYPE_CHECKING:  # see Inquiry.prepare
     from elasticrl.diagnose.incident import Incident

@@ -16,23 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.wire import Report
+from elasticrl.base.ticks import until_next
 from elasticrl.config import Tree
-from elasticrl.core import dossier
-from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Suspected
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.grid import until_next
-from elasticrl.core.model import Plan, Stall, Work
-from elasticrl.core.state import State
+from elasticrl.contract.events import Action, Cleared, Event, Found, LookAt, Suspected
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.model import Plan, Stall, Work
+from elasticrl.contract.wire import Report
+from elasticrl.core.node import dossier
+from elasticrl.core.node.state import State
 from elasticrl.daemon.compare import Comparison
-from elasticrl.daemon.desk import Desk, Place, Plans
 from elasticrl.daemon.history import History
 from elasticrl.daemon.incidents import Incidents
+from elasticrl.daemon.links import Ways
 from elasticrl.daemon.machine import Machine
-from elasticrl.daemon.recovery import Done
-from elasticrl.daemon.ways import Ways
+from elasticrl.daemon.shared import Desk, Place, Plans
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
+from elasticrl.status.recovery import Done
 
 TAIL_S = 0.2  # between looks at the workers' logs
 IDLE_S = 1.0  # the same, while there are none
@@ -67,7 +67,7 @@ class Inquiry:
 
     def prepare(self, env: Mapping[str, str]) -> None:
         """Import what the rest of this needs, so that no fault has to wait for it; and look at the environment of workers."""
-        from elasticrl.diagnose import amd, fabric, health, incident, kernel_log, scene, transport  # noqa: F401 - see above
+        from elasticrl.diagnose import amd, fabric, health, incident, kernel_log, stalled, transport  # noqa: F401 - see above
 
         self.lint(env)
 
@@ -149,12 +149,12 @@ class Inquiry:
 
     async def _look(self, report: Report, stall: Stall | None, request: int) -> None:
         """Where are all of this node's workers, now that one of theirs or others' has stalled?"""
-        from elasticrl.diagnose import scene
+        from elasticrl.diagnose import stalled
 
         begun, dump_s = time.monotonic(), self.desk.tree.timeouts.dump_s
         generation = report.generation
         found = await asyncio.to_thread(
-            scene.collect,
+            stalled.collect,
             witness.folder_of(self.desk.place.runtime),
             {worker.rank: worker.pid for worker in report.workers},
             within_s=dump_s,
@@ -170,10 +170,10 @@ class Inquiry:
 
     async def _look_back(self, report: Report, generation: int, until_ns: int) -> None:
         """Which collectives had those of our workers that live on entered, when their gang of that generation ended?"""
-        from elasticrl.diagnose import scene
+        from elasticrl.diagnose import stalled
 
         facts = await asyncio.to_thread(
-            scene.entered, witness.folder_of(self.desk.place.runtime), {worker.rank: worker.pid for worker in report.workers},
+            stalled.entered, witness.folder_of(self.desk.place.runtime), {worker.rank: worker.pid for worker in report.workers},
             until_ns=until_ns, within_s=self.desk.tree.timeouts.dump_s, node_of=lambda _: self.desk.place.node,
         )  # fmt: skip
         if facts:

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Final
 
-from elasticrl.agent.owned import foreign, made_closed, opened, taken_by, write_private
-from elasticrl.core.address import CONTROL, overlong
-from elasticrl.core.model import Member
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
+from elasticrl.base.address import CONTROL, overlong
+from elasticrl.base.owned import foreign, made_closed, opened, taken_by, write_private
+from elasticrl.base.parsed import parsed
+from elasticrl.base.value import dataclass
+from elasticrl.contract.model import Member
 from elasticrl.daemon.refusal import FULL, Refusal
 
 LOCK: Final = "daemon.lock"  # held by a node's daemon, in its runtime directory and in that of its state

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticrl.core.events import Found
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.daemon.desk import Desk
-from elasticrl.shell.apart import apart
+from elasticrl.base.apart import apart
+from elasticrl.contract.events import Found
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.daemon.shared import Desk
 
 if TYPE_CHECKING:  # see Inquiry.prepare
     from elasticrl.diagnose import health, kernel_log

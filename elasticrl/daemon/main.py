@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import environment as environment_of
+from elasticrl.base.address import join, split
+from elasticrl.base.apart import apart
+from elasticrl.base.process import started_at
+from elasticrl.base.trim import trim
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
-from elasticrl.core.address import join, split
-from elasticrl.core.events import (
+from elasticrl.contract.events import (
     Action,
     Asked,
     Cleared,
@@ -35,43 +38,40 @@ from elasticrl.core.events import (
     Tried,
     Try,
 )
-from elasticrl.core.evidence import Kind
-from elasticrl.core.follow import lease_held, told_now, trains_on, unsaved
-from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
-from elasticrl.core.names import elsewhere, namesake, twin, yields
-from elasticrl.core.state import Decision, State
+from elasticrl.contract.evidence import Kind
+from elasticrl.contract.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
+from elasticrl.core.node.follow import lease_held, told_now, trains_on, unsaved
+from elasticrl.core.node.names import elsewhere, namesake, twin, yields
+from elasticrl.core.node.state import Decision, State
+from elasticrl.core.node.suspect import somebody_left
 from elasticrl.core.step import deputies
-from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import asking, control, ways
+from elasticrl.daemon import asking, control, links
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
-from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Life, end_of, this_boot
 from elasticrl.daemon.neighbours import Neighbours
-from elasticrl.daemon.past import Broken, Past, Roster, Scribe, lasting
-from elasticrl.daemon.recovery import Done, Flow, Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
+from elasticrl.daemon.shared import Place
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog
 from elasticrl.daemon.stored import at_first, how_it_ended, living_here, record_at, the_secret, written_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
-from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.program import absent
 from elasticrl.shell import keys
-from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import AGAIN_S
 from elasticrl.shell.trace import Trace
-from elasticrl.shell.trim import trim
+from elasticrl.status.past import Broken, Past, Roster, Scribe, lasting
+from elasticrl.status.recovery import Done, Flow, Stages, kind_of
 from elasticrl.store import Lease, Put, Store, StoreError
 
 if TYPE_CHECKING:
@@ -841,7 +841,7 @@ class Daemon(Resident):
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
         if isinstance(action, Try):
             doors = {node: door for node, door in action.doors.items() if node not in unreachable}
-            unreachable += await ways.closed(doors, within_s=1.0)
+            unreachable += await links.closed(doors, within_s=1.0)
             reached = tuple(sorted(action.targets.keys() - set(unreachable)))
             self.node.post(Tried(now=time.monotonic(), found=action.found, reached=reached, unreachable=unreachable))
             return True

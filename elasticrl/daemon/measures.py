@@ -8,12 +8,12 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
 
+from elasticrl.base.goodput import stepped
 from elasticrl.config.cluster import Telemetry
-from elasticrl.core.goodput import stepped
-from elasticrl.core.model import Rung, Work
-from elasticrl.core.state import State
-from elasticrl.daemon.recovery import Done, Goodput
+from elasticrl.contract.model import Rung, Work
+from elasticrl.core.node.state import State
 from elasticrl.daemon.steps import Line, count
+from elasticrl.status.recovery import Done, Goodput
 
 if TYPE_CHECKING:
     from elasticrl.telemetry.metrics import Metrics

@@ -16,12 +16,12 @@ from fcntl import ioctl
 from typing import Any, Protocol
 
 from elasticrl.agent.datagram import BEAT, HELLO, PING, PONG, TIMED, Said, seal, session, unseal
-from elasticrl.core.address import join, split
-from elasticrl.core.events import Cleared, Event, Suspected
-from elasticrl.core.grid import until_next
-from elasticrl.core.model import Member, Plan
-from elasticrl.core.settings import Membership
-from elasticrl.core.suspect import Detector, lives, watched
+from elasticrl.base.address import join, split
+from elasticrl.base.ticks import until_next
+from elasticrl.contract.events import Cleared, Event, Suspected
+from elasticrl.contract.model import Member, Plan
+from elasticrl.contract.settings import Membership
+from elasticrl.core.node.suspect import Detector, lives, watched
 
 NOISE_S = 60.0  # between two lines on what one sender sends that cannot be read
 SENDERS = 64  # that are told apart in that

@@ -10,19 +10,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from elasticrl.core.drain import refusal
-from elasticrl.core.model import INTENTS, Commit, Intent, Member, Plan, Record, Rollout, Verb, View
-from elasticrl.core.settings import Settings
-from elasticrl.daemon.answers import absent, ending, let_go, promise
+from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Plan, Record, Rollout, Verb, View
+from elasticrl.contract.settings import Settings
+from elasticrl.core.lead.drain import refusal
 from elasticrl.daemon.control import Refused
-from elasticrl.daemon.past import forget
-from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import Picture, newest, picture, unsaved
 from elasticrl.daemon.stored import read_all, readable
 from elasticrl.shell import keys
 from elasticrl.shell.office import life_of, request
 from elasticrl.shell.sight import Wanted
 from elasticrl.shell.sight import read as seen
+from elasticrl.status.answers import absent, ending, let_go, promise
+from elasticrl.status.past import forget
+from elasticrl.status.past import read as read_past
+from elasticrl.status.picture import Picture, newest, picture, unsaved
 from elasticrl.store import Store, StoreError
 
 LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what this node has seen of it is taken

@@ -14,19 +14,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticrl.config import load, to_core
-from elasticrl.core.cause import culprits
-from elasticrl.core.drain import needed, refusal
-from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
-from elasticrl.core.settings import Settings
+from elasticrl.contract.cause import culprits
+from elasticrl.contract.model import Member, Phase, Record, Rollout, Verb, View
+from elasticrl.contract.settings import Settings
+from elasticrl.core.lead.drain import needed, refusal
 from elasticrl.daemon import operators
 from elasticrl.daemon.control import name_of
 from elasticrl.daemon.history import about
-from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import picture
 from elasticrl.daemon.stored import readable
-from elasticrl.diagnose.reach import store_settings
+from elasticrl.diagnose.job_store import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
+from elasticrl.status.past import read as read_past
+from elasticrl.status.picture import picture
 from elasticrl.store import Store, StoreError, StoreRefused, StoreSettings, open_store
 
 NOBODY = Member(node="", incarnation=0)  # whose eyes we look with: a member that nobody is

@@ -17,26 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
-from elasticrl.agent.parent import stops
 from elasticrl.agent.spec import Spec
+from elasticrl.base.parent import stops
 from elasticrl.config import Tree, to_core
-from elasticrl.core.model import Record, Verb, View
-from elasticrl.core.settings import Settings
+from elasticrl.contract.model import Record, Verb, View
+from elasticrl.contract.settings import Settings
 from elasticrl.daemon import asking, control, operators
-from elasticrl.daemon.answers import promise
 from elasticrl.daemon.folders import not_ours
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
-from elasticrl.daemon.picture import Picture, on_level
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.stored import highest_incarnation
-from elasticrl.diagnose.reach import embedded, store_settings
+from elasticrl.diagnose.job_store import embedded, store_settings
 from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
+from elasticrl.shell.route import outward
 from elasticrl.shell.sight import AGAIN_S
-from elasticrl.shell.ways import outward
+from elasticrl.status.answers import promise
+from elasticrl.status.picture import Picture, on_level
 from elasticrl.store import Store, StoreError, open_store
 
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.agent.owned import write_private
-from elasticrl.core.model import Rollout
+from elasticrl.base.owned import write_private
+from elasticrl.contract.model import Rollout
 from elasticrl.daemon.secret import engine_key
 from elasticrl.shell import keys
 from elasticrl.shell.sight import AGAIN_S

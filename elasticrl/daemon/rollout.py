@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl import __version__
-from elasticrl.agent.owned import appended, write_private
 from elasticrl.agent.spec import environment
+from elasticrl.base.address import join
+from elasticrl.base.owned import appended, write_private
+from elasticrl.base.parsed import parsed
+from elasticrl.base.pauses import pause
 from elasticrl.config import dumps
-from elasticrl.core.address import join
-from elasticrl.core.model import REFUSED, Member, Phase, Plan, Record, Rollout, Verb, View, Work
-from elasticrl.core.parsed import parsed
-from elasticrl.core.pauses import pause
+from elasticrl.contract.model import REFUSED, Member, Phase, Plan, Record, Rollout, Verb, View, Work
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
 from elasticrl.daemon.refusal import FAILED

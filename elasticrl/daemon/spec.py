@@ -12,8 +12,8 @@ from typing import Final
 from elasticrl.agent.spec import FORKING, PRELOAD, Spec
 from elasticrl.config import Tree, dumps
 from elasticrl.config.cluster import Web
-from elasticrl.core.level import means_of
-from elasticrl.core.settings import Timeouts
+from elasticrl.contract.level import means_of
+from elasticrl.contract.settings import Timeouts
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.vault import folder_of
 from elasticrl.diagnose import witness

@@ -16,10 +16,10 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from elasticrl.agent.beats import Page, Snapshot, State
-from elasticrl.agent.wire import Worker
-from elasticrl.core.grid import until_next
-from elasticrl.core.value import dataclass
+from elasticrl.base.ticks import until_next
+from elasticrl.base.value import dataclass
+from elasticrl.contract.beats import Page, Snapshot, State
+from elasticrl.contract.wire import Worker
 
 if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
     from elasticrl.telemetry.metrics import Metrics

@@ -12,8 +12,8 @@ import socket
 from contextlib import suppress
 from typing import TypeVar
 
-from elasticrl.core.address import split
-from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record
+from elasticrl.base.address import split
+from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Record
 from elasticrl.shell import keys
 from elasticrl.store import Absent, Get, Listing, Put, Store
 

@@ -20,18 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticrl.agent.owned import appended, unsafe, write_private
-from elasticrl.core.address import CONTROL, join, overlong
-from elasticrl.core.grid import until_next
-from elasticrl.core.heirs import inherited
-from elasticrl.core.model import Plan
-from elasticrl.core.parsed import parsed
-from elasticrl.core.pauses import pause
-from elasticrl.core.ring import Ring
-from elasticrl.core.value import dataclass
+from elasticrl.base.address import CONTROL, join, overlong
+from elasticrl.base.inherited import inherited
+from elasticrl.base.owned import appended, unsafe, write_private
+from elasticrl.base.parsed import parsed
+from elasticrl.base.pauses import pause
+from elasticrl.base.process import started_at, state
+from elasticrl.base.ticks import until_next
+from elasticrl.base.value import dataclass
+from elasticrl.contract.model import Plan
+from elasticrl.contract.ring import Ring
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.secret import vault_key
-from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer

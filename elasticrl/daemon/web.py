@@ -22,13 +22,13 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from elasticrl.base.address import loops
+from elasticrl.base.strangers import put_out
+from elasticrl.base.value import dataclass
+from elasticrl.base.words import ago, notes, past
 from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
-from elasticrl.core.address import loops
-from elasticrl.core.strangers import put_out
-from elasticrl.core.value import dataclass
-from elasticrl.core.words import ago, notes, past
-from elasticrl.daemon.picture import Picture
+from elasticrl.status.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request
 HEAD_S: Final = 5.0  # for it to arrive

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core.evidence import Kind, Sign
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
+from elasticrl.contract.evidence import Kind, Sign
 from elasticrl.diagnose import health
 from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 

@@ -21,17 +21,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from elasticrl.base.parsed import parsed
 from elasticrl.config import ConfigError, Finding, Tree, run_dir
 from elasticrl.config.ports import PORTS
-from elasticrl.core import matrix
-from elasticrl.core import versions as versions_of
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.pairs import SILENT, Result, findings
-from elasticrl.core.parsed import parsed
+from elasticrl.contract import versions as versions_of
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.pairs import SILENT, Result, findings
+from elasticrl.core.judge import matrix
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
+from elasticrl.diagnose.job_store import embedded, store_settings
 from elasticrl.diagnose.program import absent
-from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.store import StoreError, open_store
 
 #: Packages that must be the same on all nodes, where they are installed.

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.diagnose.variables import KNOWN, NCCL_NUMBERS, NEVER, OPEN_FAMILIES, REMOVED, RENAMED, WHOLE_FAMILIES
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.evidence import Kind, Sign
+from elasticrl.contract.evidence import Kind, Sign
 from elasticrl.diagnose.environment import hcas, number
 from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check, entries
 

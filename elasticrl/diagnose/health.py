@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core.evidence import HEALTH, Evidence, Kind, Sign
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.diagnose.logs import Parser
 
 ROOT: Final = Path("/")

@@ -15,11 +15,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
-from elasticrl.agent.regular import read_regular
-from elasticrl.core.evidence import Call, Evidence, Kind, Sign
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.base.parsed import parsed
+from elasticrl.base.regular import read_regular
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Call, Evidence, Kind, Sign
+from elasticrl.contract.verdict import Confidence, Fault, Verdict
 from elasticrl.diagnose.report import TITLES, WIDTH
 
 VERSION: Final = 1

@@ -3,7 +3,7 @@
 The one idea: almost no line of a log matters, so three sieves follow each other. A handful of substrings is searched in
 whole chunks of bytes, at memory speed; the few lines found, with their neighbours, are mended into records (what a terminal
 wrapped, what Ray and srun prefixed); only records meet the table of `texts`. Nothing here decides what a line means for
-the job: that is `core.judge`.
+the job: that is `core.judge.judge`.
 """
 
 import gzip
@@ -14,9 +14,9 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
-from elasticrl.agent.regular import open_regular
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.value import dataclass
+from elasticrl.base.regular import open_regular
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
 from elasticrl.diagnose.transport import Ways
 

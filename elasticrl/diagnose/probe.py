@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from elasticrl.core.address import split
-from elasticrl.core.pairs import LOSS, SLOW_MS, Result, result_of, schedule
-from elasticrl.core.parsed import parsed
-from elasticrl.core.reach import Pair
-from elasticrl.core.value import dataclass
+from elasticrl.base.address import split
+from elasticrl.base.parsed import parsed
+from elasticrl.base.value import dataclass
+from elasticrl.contract.pairs import LOSS, SLOW_MS, Result, result_of, schedule
+from elasticrl.contract.partition import Pair
 from elasticrl.diagnose.health import offset_s
 
 PING, PONG, BYE = 1, 2, 3

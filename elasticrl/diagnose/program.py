@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.config import Tree
-from elasticrl.core.level import means_of
+from elasticrl.contract.level import means_of
 
 REMEDY: Final = "name one that is: job.program=..."
 

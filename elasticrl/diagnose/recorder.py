@@ -1,7 +1,7 @@
 """Flight recorders of a node's workers: each is asked for its own, and what it answers is read as its collectives.
 
 The one idea: every rank of a process group issues the same collectives in the same order, so each rank's dump is one row of
-a table whose columns are sequence numbers. A node has a few rows; `core.parting` sees the last of all nodes' and says where
+a table whose columns are sequence numbers. A node has a few rows; `core.judge.parting` sees the last of all nodes' and says where
 they part. Dumps come as JSON from the workers: torch writes pickles, and a pickle from another process is never loaded here.
 With gloo the entries' state stays "scheduled", so states only sharpen the answer.
 """
@@ -15,10 +15,10 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
-from elasticrl.agent.regular import read_regular
-from elasticrl.core.evidence import Call
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
+from elasticrl.base.parsed import parsed
+from elasticrl.base.regular import read_regular
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Call
 from elasticrl.diagnose import witness
 
 #: Collectives whose sizes may differ from rank to rank.

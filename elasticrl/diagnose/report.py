@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from textwrap import fill
 
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.meanings import WAITS
-from elasticrl.core.verdict import Fault, Verdict
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.verdict import Fault, Verdict
+from elasticrl.core.judge.meanings import WAITS
 from elasticrl.diagnose.logs import Reading
 from elasticrl.diagnose.transport import REMEDY, Ways
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.parsed import parsed
-from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import rank_names
+from elasticrl.base.parsed import parsed
+from elasticrl.base.process import state
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import rank_names
 from elasticrl.diagnose import witness
-from elasticrl.diagnose.process import state
 
 LOOK_S: Final = 0.01  # between looks at the files while an answer is awaited
 SETTLED_S: Final = 0.06  # a stack that has not grown for so long is whole: its end bears no mark

@@ -13,9 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from elasticrl.agent.regular import regular_handle
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.value import dataclass
+from elasticrl.base.regular import regular_handle
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Evidence
 
 if TYPE_CHECKING:  # a daemon follows its workers' logs from its start, and has seldom anything to read that soon
     from elasticrl.diagnose.logs import Parser

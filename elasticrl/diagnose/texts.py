@@ -11,8 +11,8 @@ import re
 from dataclasses import field
 from functools import cached_property
 
-from elasticrl.core.evidence import MISTAKES, Kind, Sign
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import MISTAKES, Kind, Sign
 
 
 @dataclass(frozen=True)  # no slots: the compiled expression is kept

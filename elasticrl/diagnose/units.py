@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 
 #: The daemon's unit and its agent's, whose environment the workers inherit; and the instances of either, one for each job.
 UNITS: Final = ("elasticrl.service", "elasticrl-agent.service", "elasticrl@*.service", "elasticrl-agent@*.service")

@@ -20,7 +20,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 
 #: A real-time signal: SIGUSR1 and SIGUSR2 belong to schedulers and to programs. Askers look whether it is caught (see
 #: `listens`), since its default is to end the process.

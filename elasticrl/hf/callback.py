@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime import told
 
 TRAIN: Final = "train"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
-from elasticrl.core.straggler import slow
+from elasticrl.core.judge.straggler import slow
 
 WINDOW = 10  # steps that the medians are of
 USUAL = 50  # steps that a rolling baseline is of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticrl.core.words import count
+from elasticrl.base.words import count
 from elasticrl.ppo.run import Buffer
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.trained import strategy_of

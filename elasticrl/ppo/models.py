@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
 

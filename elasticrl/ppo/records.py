@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Data

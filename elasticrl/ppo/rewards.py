@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tenacity
 import torch
 
-from elasticrl.core.parsed import parsed
-from elasticrl.core.words import count
+from elasticrl.base.parsed import parsed
+from elasticrl.base.words import count
 from elasticrl.ppo import models
 from elasticrl.ppo.batches import Rows, blocks
 

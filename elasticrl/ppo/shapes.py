@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 
 HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # a model's; a path that begins with a dot or a slash is none
 

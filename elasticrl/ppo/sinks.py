@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from elasticrl.core.words import bar
+from elasticrl.base.words import bar
 from elasticrl.telemetry.events import names
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final, Generic, TypeVar
 
-from elasticrl.core.goodput import stepped
-from elasticrl.core.words import count
+from elasticrl.base.goodput import stepped
+from elasticrl.base.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Happening, Life, Log, Pace, Took
 

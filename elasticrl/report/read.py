@@ -17,8 +17,8 @@ from stat import S_ISREG
 from sys import intern
 from typing import Any, Final, TypeVar
 
-from elasticrl.agent.regular import open_regular_text, read_regular
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
+from elasticrl.base.regular import open_regular_text, read_regular
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
 from elasticrl.report.left import Happening, Left, Log, Note, Took

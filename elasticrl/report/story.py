@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
-from elasticrl.core.cause import goes_on, orderly
-from elasticrl.core.goodput import APART, goodput, stepped
+from elasticrl.base.goodput import APART, goodput, stepped
+from elasticrl.contract.cause import goes_on, orderly
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Left, Life, Log, Note, Took
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from statistics import fmean, median
 
-from elasticrl.core.words import count
+from elasticrl.base.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.story import Story

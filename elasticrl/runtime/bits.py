@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 
 from elasticrl import __version__
-from elasticrl.core.parsed import parsed
-from elasticrl.core.versions import WIRE
+from elasticrl.base.parsed import parsed
+from elasticrl.contract.versions import WIRE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

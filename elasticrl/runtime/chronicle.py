@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elasticrl.agent.owned import made_closed
-from elasticrl.agent.regular import read_regular
-from elasticrl.core.words import count
+from elasticrl.base.owned import made_closed
+from elasticrl.base.regular import read_regular
+from elasticrl.base.words import count
 from elasticrl.runtime.bits import Bits, difference
 from elasticrl.runtime.data.ledger import SUFFIX, decode, encode, files_of
 from elasticrl.runtime.digest import parting

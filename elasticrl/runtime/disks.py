@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticrl.core.words import count
+from elasticrl.base.words import count
 from elasticrl.runtime.agree import Agreed, exchange, exchange_with, known
 from elasticrl.runtime.checkpoint.local import NEWEST, Choice, Held, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import name_of

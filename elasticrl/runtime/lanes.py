@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from elasticrl.core.model import deal
+from elasticrl.contract.model import deal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

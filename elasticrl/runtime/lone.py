@@ -12,7 +12,7 @@ import weakref
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING
 
-from elasticrl.agent.owned import made_closed, taken_by
+from elasticrl.base.owned import made_closed, taken_by
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.slots import BESIDE, files, prepare

@@ -38,11 +38,11 @@ import torch
 from torch._C._distributed_c10d import HashStore, Store
 from torch.torch_version import TorchVersion
 
-from elasticrl.agent.beats import Beat, State
-from elasticrl.agent.seat import NoSeat, Order, Seat
 from elasticrl.config import Tree
-from elasticrl.core.model import OUTSIDE, STATES, Rung
-from elasticrl.core.orders import Halt, Place
+from elasticrl.contract.beats import Beat, State
+from elasticrl.contract.model import OUTSIDE, STATES, Rung
+from elasticrl.contract.orders import Halt, Place
+from elasticrl.contract.seat import NoSeat, Order, Seat
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, exchange
 from elasticrl.runtime.buffers import Buffers

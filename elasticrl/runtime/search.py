@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from elasticrl.core.model import Rung
+from elasticrl.contract.model import Rung
 from elasticrl.runtime.agree import Agreed, agree
 from elasticrl.runtime.checkpoint.local import NEWEST
 from elasticrl.runtime.checkpoint.shelf import Found, newest_good
@@ -22,10 +22,10 @@ from elasticrl.runtime.vault.errors import CheckpointStorage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticrl.agent.beats import Beat
-    from elasticrl.agent.seat import Seat
     from elasticrl.config import Tree
-    from elasticrl.core.orders import Place
+    from elasticrl.contract.beats import Beat
+    from elasticrl.contract.orders import Place
+    from elasticrl.contract.seat import Seat
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.group import Gang, Interrupt
     from elasticrl.runtime.keeper import Keeper

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from elasticrl.agent.seat import NoSeat, Seat
-from elasticrl.core.model import UNTOLD, misnamed
+from elasticrl.contract.model import UNTOLD, misnamed
+from elasticrl.contract.seat import NoSeat, Seat
 
 STEP: Final = "step"  # the phase of a script that names none
 _known: set[str] = {STEP}  # names of phases that are in order

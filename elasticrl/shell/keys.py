@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.store.settings import namespace as namespace  # noqa: PLC0414 - who knows the keys knows their prefix
 
 PLAN = "plan"

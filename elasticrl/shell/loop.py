@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from math import inf
 from typing import Protocol
 
-from elasticrl.core.events import Action, Event, Leave, Publish, Say, Seen, Tick
-from elasticrl.core.state import Decision, State
+from elasticrl.contract.events import Action, Event, Leave, Publish, Say, Seen, Tick
+from elasticrl.core.node.state import Decision, State
 from elasticrl.core.step import step, subject
 from elasticrl.shell.trace import Trace
 from elasticrl.store.protocol import StoreError

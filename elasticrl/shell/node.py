@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elasticrl.core.events import Action, Event, Leave, Seen, Watch
-from elasticrl.core.model import View
-from elasticrl.core.state import State
+from elasticrl.contract.events import Action, Event, Leave, Seen, Watch
+from elasticrl.contract.model import View
+from elasticrl.core.node.state import State
 from elasticrl.shell.loop import Loop, Perform
 from elasticrl.shell.office import Office
 from elasticrl.shell.sight import Sight

@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from elasticrl.core import events
-from elasticrl.core.events import (
+from elasticrl.contract import events
+from elasticrl.contract.events import (
     Action,
     Ask,
     Campaign,
@@ -22,8 +22,8 @@ from elasticrl.core.events import (
     Restore,
     WriteCommit,
 )
-from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import INTENTS, Commit, Intent, Member, Phase, Record, Rollout, Verb
+from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Phase, Record, Rollout, Verb
+from elasticrl.core.node.follow import TOGETHER_S
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged

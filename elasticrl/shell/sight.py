@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, View
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
+from elasticrl.contract.model import Commit, Intent, Member, Plan, Quarantine, Record, View
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store, StoreError
 

@@ -16,14 +16,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from elasticrl.agent.regular import open_regular_text
-from elasticrl.core import events, evidence, model, orders, pairs, policy, settings, state, suspect, verdict
-from elasticrl.core.events import Action, Event, Seen
-from elasticrl.core.model import View
-from elasticrl.core.parsed import parsed
-from elasticrl.core.state import Decision, State
+from elasticrl.base.parsed import parsed
+from elasticrl.base.regular import open_regular_text
+from elasticrl.base.value import dataclass
+from elasticrl.contract import events, evidence, model, orders, pairs, settings, verdict
+from elasticrl.contract.events import Action, Event, Seen
+from elasticrl.contract.model import View
+from elasticrl.core.judge import policy
+from elasticrl.core.node import state, suspect
+from elasticrl.core.node.state import Decision, State
 from elasticrl.core.step import step
-from elasticrl.core.value import dataclass
 from elasticrl.shell.keys import Unreadable
 from elasticrl.store.protocol import Say
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.store.faults import Fate, Fault, judge
 from elasticrl.store.messages import message
 from elasticrl.store.protocol import StoreRefused

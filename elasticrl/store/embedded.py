@@ -21,10 +21,10 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from elasticrl.core.heirs import inherited
-from elasticrl.core.parsed import parsed
-from elasticrl.core.pauses import pause
-from elasticrl.core.value import dataclass
+from elasticrl.base.inherited import inherited
+from elasticrl.base.parsed import parsed
+from elasticrl.base.pauses import pause
+from elasticrl.base.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.store import channel
 from elasticrl.store.channel import Endpoint, FailedError, Login, Metadata, Rpc
 from elasticrl.store.faults import Fate, Fault

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.store import channel
 from elasticrl.store.channel import Endpoint, FailedError, Metadata, Rpc
 from elasticrl.store.etcd import EtcdStore

@@ -6,7 +6,7 @@ without thought; a perhaps is harmless for reads and repeatable writes and must 
 
 from enum import Enum
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 
 
 class Fate(Enum):

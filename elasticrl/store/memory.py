@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import field, replace
 from typing import Literal, Self
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.store.protocol import (
     Absent,
     Batch,

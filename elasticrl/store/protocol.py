@@ -11,7 +11,7 @@ under it, any other name for that one key. Keys are relative to the store's name
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, Self
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 
 
 class StoreError(Exception):

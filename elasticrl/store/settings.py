@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Literal
 
-from elasticrl.core.value import dataclass
+from elasticrl.base.value import dataclass
 from elasticrl.store.protocol import StoreRefused
 
 

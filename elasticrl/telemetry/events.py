@@ -84,7 +84,7 @@ EVENTS: tuple[Declared, ...] = (
             "world": "training ranks",
             "resume": "newest committed step when it was written",
             "rung": "of the recovery ladder; start if this is no recovery",
-            "causes": "why it was made: kinds of `elasticrl.core.cause.Why`",
+            "causes": "why it was made: kinds of `elasticrl.contract.cause.Why`",
             "nodes": "that these causes are about",
             "reason": "the sentence that status shows",
         },

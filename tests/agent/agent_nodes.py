@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.patience import patience
-from elasticrl.agent import link, wire
-from elasticrl.agent.beats import Page
+from elasticrl.agent import link
 from elasticrl.agent.spec import Spec, environment
-from elasticrl.core.model import Rung, Work
-from elasticrl.core.orders import Halt, Launch, Place
+from elasticrl.contract import wire
+from elasticrl.contract.beats import Page
+from elasticrl.contract.model import Rung, Work
+from elasticrl.contract.orders import Halt, Launch, Place
 
 SCRIPT = str(Path(__file__).with_name("train_small.py"))
-PRELOAD = ("torch", "torch.distributed", "elasticrl.runtime.group", "elasticrl.agent.seat")
+PRELOAD = ("torch", "torch.distributed", "elasticrl.runtime.group", "elasticrl.contract.seat")
 
 
 @dataclass

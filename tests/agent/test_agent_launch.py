@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from elasticrl.agent.beats import Page
 from elasticrl.agent.hand import Hand
 from elasticrl.agent.pool import Process
 from elasticrl.agent.spec import Spec
-from elasticrl.core.model import Rung
-from elasticrl.core.orders import Place
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.process import started_at
+from elasticrl.contract.beats import Page
+from elasticrl.contract.model import Rung
+from elasticrl.contract.orders import Place
 from elasticrl.shell.notify import Notify
 
 

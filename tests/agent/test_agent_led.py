@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 
 from chaos.patience import patience
-from elasticrl.agent.parent import Led
+from elasticrl.base.parent import Led
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

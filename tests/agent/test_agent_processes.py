@@ -17,13 +17,14 @@ import pytest
 from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 
 from chaos.patience import patience
-from elasticrl.agent import warm, wire
+from elasticrl.agent import warm
 from elasticrl.agent.hand import news
-from elasticrl.agent.wire import Report
-from elasticrl.core.model import MEETING, Work
-from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
-from elasticrl.core.settings import Timeouts
-from elasticrl.diagnose.process import life
+from elasticrl.base.process import life
+from elasticrl.contract import wire
+from elasticrl.contract.model import MEETING, Work
+from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
+from elasticrl.contract.settings import Timeouts
+from elasticrl.contract.wire import Report
 
 STEP = re.compile(r"step (\d+) generation (\d+) rank (\d+) world (\d+) digest (\w+)")
 

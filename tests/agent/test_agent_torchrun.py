@@ -22,7 +22,7 @@ from chaos.etcd import LocalCluster
 from chaos.patience import patience
 from elasticrl.agent import rendezvous, torchrun
 from elasticrl.agent.torchrun import ElasticRendezvous
-from elasticrl.shell.ways import ABROAD
+from elasticrl.shell.route import ABROAD
 
 SCRIPT = str(Path(__file__).with_name("train_plain.py"))
 

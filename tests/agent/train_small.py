@@ -27,9 +27,9 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from elasticrl.agent.seat import Order, Seat
-from elasticrl.core.model import Commit
-from elasticrl.core.orders import Halt, Place
+from elasticrl.contract.model import Commit
+from elasticrl.contract.orders import Halt, Place
+from elasticrl.contract.seat import Order, Seat
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form
 
 SIZE = 4096

@@ -46,8 +46,8 @@ from chaos.scenario import Expect, Scenario, load, save
 from chaos.sim.cluster import Shape
 from elasticrl.config import dumps
 from elasticrl.config import load as configured
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import Member, Phase, Plan, Rung, Seat
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Member, Phase, Plan, Rung, Seat
 from elasticrl.runtime.vault.layout import SEAL_AT
 from elasticrl.runtime.vault.slots import Slots
 

@@ -18,21 +18,21 @@ import pytest
 from chaos.etcd import LocalCluster
 from elasticrl.cli import serve
 from elasticrl.config.tree import Tree
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Asked
-from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
-from elasticrl.core.settings import Membership, Settings
-from elasticrl.core.state import State
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Asked
+from elasticrl.contract.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.node.state import State
 from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream, pack
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
-from elasticrl.daemon.past import Missing, Past
-from elasticrl.daemon.picture import Picture
 from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
+from elasticrl.status.past import Missing, Past
+from elasticrl.status.picture import Picture
 from elasticrl.store import Delete, Store, StoreSettings, open_store
 from elasticrl.telemetry.log import set_up
 

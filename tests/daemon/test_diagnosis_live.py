@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from chaos.live.local import Job
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
 from elasticrl.diagnose import incident
 from elasticrl.diagnose.incident import Incident
 

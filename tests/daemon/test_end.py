@@ -12,8 +12,8 @@ import pytest
 from chaos.live.local import Job
 from chaos.patience import patience
 from elasticrl.cli.find import left_behind
-from elasticrl.core.adopt import AHEAD
-from elasticrl.core.model import Outcome, Phase, Plan
+from elasticrl.contract.model import Outcome, Phase, Plan
+from elasticrl.core.node.adopt import AHEAD
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.shell import keys

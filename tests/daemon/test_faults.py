@@ -20,7 +20,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from chaos.live.errors import Late
 from chaos.live.local import Job
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.process import started_at
 from elasticrl.telemetry.metrics import Metrics
 
 NODES = ("n0", "n1", "n2")

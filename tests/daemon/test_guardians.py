@@ -22,20 +22,20 @@ from structlog.testing import CapturingLogger
 
 from chaos.live.local import SCRIPT
 from chaos.patience import patience
-from elasticrl.agent import wire
 from elasticrl.agent.spec import Spec
+from elasticrl.base.address import CONTROL
+from elasticrl.base.process import started_at, state
 from elasticrl.config.tree import Tree
-from elasticrl.core.address import CONTROL
-from elasticrl.core.events import Event, Workers
-from elasticrl.core.model import Member, Record
-from elasticrl.core.settings import Settings
-from elasticrl.core.state import State
+from elasticrl.contract import wire
+from elasticrl.contract.events import Event, Workers
+from elasticrl.contract.model import Member, Record
+from elasticrl.contract.settings import Settings
+from elasticrl.core.node.state import State
 from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
 from elasticrl.daemon.vault import Options, Vault, once
-from elasticrl.diagnose.process import started_at, state
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.store import StoreSettings, open_store

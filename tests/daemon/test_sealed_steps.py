@@ -10,7 +10,7 @@ import pytest
 
 from chaos.live.local import Job
 from chaos.live.proc import command_line
-from elasticrl.diagnose.process import started_at
+from elasticrl.base.process import started_at
 from tests.daemon.runtime_kit import NODES, PROGRAM, ends_as_if_undisturbed
 
 CONF = {

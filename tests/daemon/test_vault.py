@@ -11,8 +11,8 @@ import pytest
 
 from chaos.live.local import Job
 from chaos.live.proc import command_line
+from elasticrl.base.process import started_at
 from elasticrl.config import dumps, load
-from elasticrl.diagnose.process import started_at
 from elasticrl.runtime.bits import Bits
 
 NODES = ("n0", "n1", "n2")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chaos.patience import patience
-from elasticrl.diagnose.process import state
+from elasticrl.base.process import state
 
 JOB = Path(__file__).with_name("diagnose_job.py")
 

@@ -15,8 +15,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.pairs import Result, findings, result_of, schedule
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.pairs import Result, findings, result_of, schedule
 
 LIMIT_S = 60.0
 

@@ -13,8 +13,8 @@ import pytest
 from injected_bed import NODES, bed, when
 
 from chaos.live.box import missing
-from elasticrl.core.cause import Why
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.cause import Why
+from elasticrl.contract.verdict import Fault
 
 CONF = {"comm": {"fallback": "gloo"}, "policy": {"fabric": "fallback"}}
 pytestmark = [

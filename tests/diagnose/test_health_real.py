@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import doctor, health
 from elasticrl.diagnose.health import Check, Level
 

@@ -16,11 +16,11 @@ from chaos.scenario import Scenario
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import Run
 from chaos.sim.node import Node
-from elasticrl.core import events
-from elasticrl.core.events import Action, Event
-from elasticrl.core.model import Pace, Phase, Work
-from elasticrl.core.settings import Membership, Settings, Timeouts
-from elasticrl.core.verdict import Fault as Class
+from elasticrl.contract import events
+from elasticrl.contract.events import Action, Event
+from elasticrl.contract.model import Pace, Phase, Work
+from elasticrl.contract.settings import Membership, Settings, Timeouts
+from elasticrl.contract.verdict import Fault as Class
 
 MINUTES = 30
 SAID = frozenset({"verdict.found", "straggler.found"})

@@ -17,7 +17,7 @@ from injected_bed import NODES, Bed, Struck, bed, when
 
 from chaos.live import net
 from chaos.live.box import missing
-from elasticrl.core.verdict import Confidence, Fault
+from elasticrl.contract.verdict import Confidence, Fault
 
 GRACE_S = 5.0
 STARTS_S = 90.0  # for a node, on a busy machine; the time of what it starts with counts from then

@@ -15,11 +15,11 @@ import torch
 from diagnose_net import Net, cannot, network, probe
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Evidence, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.matrix import late, trips
-from elasticrl.core.pairs import everyone
-from elasticrl.core.verdict import Confidence, Fault
+from elasticrl.contract.evidence import Evidence, Sign
+from elasticrl.contract.pairs import everyone
+from elasticrl.contract.verdict import Confidence, Fault
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.judge.matrix import late, trips
 from elasticrl.diagnose.probe import Task, task_of
 
 pytestmark = pytest.mark.timeout(240)

@@ -13,7 +13,7 @@ from injected_bed import NODES, bed
 from chaos.live import net
 from chaos.live.box import missing
 from chaos.patience import patience
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
 
 MINUTES = float(os.environ.get("ELASTICRL_HEALTHY_MINUTES", "5"))
 COMPLAINTS = (

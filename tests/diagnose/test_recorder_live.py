@@ -10,12 +10,12 @@ import pytest
 from diagnose_gang import gang, stop, until
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Evidence
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault, Known
-from elasticrl.diagnose import scene, witness
+from elasticrl.base.process import state
+from elasticrl.contract.evidence import Evidence
+from elasticrl.contract.verdict import Fault, Known
+from elasticrl.core.judge.judge import judge
+from elasticrl.diagnose import stalled, witness
 from elasticrl.diagnose.logs import Parser
-from elasticrl.diagnose.process import state
 from elasticrl.diagnose.recorder import Entry, ask, collect, entries
 
 
@@ -34,7 +34,7 @@ def when_stuck(folder: Path, workers: dict[int, int], lengths: dict[int, int]) -
 
 def told(dumps: dict[int, tuple[Entry, ...]]) -> tuple[Evidence, ...]:
     """What their nodes tell of the recorders, without a stack."""
-    return scene.positions(dumps, {}, lambda rank: f"n{rank:02}")
+    return stalled.positions(dumps, {}, lambda rank: f"n{rank:02}")
 
 
 @pytest.mark.parametrize(

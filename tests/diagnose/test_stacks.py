@@ -9,9 +9,9 @@ import pytest
 from diagnose_gang import gang, stop, until
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import recorder, witness
 from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
 

@@ -12,13 +12,13 @@ from fuzz_kit import HOSTILE, altered, bounded, changed, fuzzed, text_of, values
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticrl.base.redact import veiled
 from elasticrl.cli import render
 from elasticrl.cli.lines import event_of, shown
 from elasticrl.config import read as read_config
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.veil import veiled
-from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import incident, logs, report
 from elasticrl.report.read import read as read_run
 from elasticrl.report.story import tell

@@ -14,21 +14,21 @@ from fuzz_kit import HOSTILE, altered, changed, fuzzed, text_of, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrl.agent import wire
 from elasticrl.agent.datagram import BEAT, TIMED, Said, seal
 from elasticrl.cli import render
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rollout, Seat, View
-from elasticrl.core.settings import Membership
+from elasticrl.contract import wire
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Commit, Member, Phase, Plan, Quarantine, Record, Rollout, Seat, View
+from elasticrl.contract.settings import Membership
 from elasticrl.daemon import control, stored
 from elasticrl.daemon.neighbours import Neighbours
-from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.web import Page, Request, guard, parse, piece
 from elasticrl.ppo.rollout.wire import Inbox
 from elasticrl.runtime.vault.server import Options, Server
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
+from elasticrl.status.past import read as read_past
+from elasticrl.status.picture import Picture, picture
 from elasticrl.store import Put
 from elasticrl.store.memory import MemoryServer, MemoryStore
 

@@ -10,7 +10,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from elasticrl.agent.beats import Beat
+from elasticrl.contract.beats import Beat
 from elasticrl.ppo import __main__ as ppo
 from elasticrl.ppo.rollout.service import ENGINE_LOCK
 

@@ -21,8 +21,8 @@ from away_kit import KEY, Node, Trainer, inline
 from served_kit import LIMITS, end, moved, pid_of, requests, same, until
 
 from chaos.patience import patience
+from elasticrl.base.strangers import PLACES
 from elasticrl.config.training import Model
-from elasticrl.core.strangers import PLACES
 from elasticrl.ppo import models
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout import weights

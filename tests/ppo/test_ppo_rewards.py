@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from chaos.patience import patience
-from elasticrl.agent.beats import Beat, Page
 from elasticrl.agent.gather import Beating, stall_of
 from elasticrl.config.training import Model, Reward
-from elasticrl.core.model import OUTSIDE
-from elasticrl.core.suspect import Budgets, Timeouts
+from elasticrl.contract.beats import Beat, Page
+from elasticrl.contract.model import OUTSIDE
+from elasticrl.core.node.suspect import Budgets, Timeouts
 from elasticrl.ppo import models, rewards
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
 from elasticrl.runtime.group import GangError

@@ -43,9 +43,9 @@ from served_kit import (
     until,
 )
 
-from elasticrl.agent.beats import Beat
 from elasticrl.config.training import Model
-from elasticrl.core.model import OUTSIDE
+from elasticrl.contract.beats import Beat
+from elasticrl.contract.model import OUTSIDE
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import LOOK_S, START_LOCK

@@ -28,12 +28,12 @@ from forked_workers import PRELOAD
 from vault_nodes import Node
 
 from chaos.patience import patience
-from elasticrl.agent.beats import Beat, Page, Snapshot, State
-from elasticrl.agent.seat import Order, Seat, open_log, write
 from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
-from elasticrl.core.model import Commit, Rung
-from elasticrl.core.orders import Halt, Park, Place
+from elasticrl.contract.beats import Beat, Page, Snapshot, State
+from elasticrl.contract.model import Commit, Rung
+from elasticrl.contract.orders import Halt, Park, Place
+from elasticrl.contract.seat import Order, Seat, open_log, write
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit

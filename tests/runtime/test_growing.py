@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from gang_kit import Nodes, digests, undisturbed_digests
 
-from elasticrl.agent.beats import State
-from elasticrl.core.model import LOADING, MEETING
+from elasticrl.contract.beats import State
+from elasticrl.contract.model import LOADING, MEETING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.runtime.data.audit import audit

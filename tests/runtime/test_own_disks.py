@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 
-from elasticrl.agent.beats import State
-from elasticrl.core.model import LOADING
+from elasticrl.contract.beats import State
+from elasticrl.contract.model import LOADING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.data.audit import audit

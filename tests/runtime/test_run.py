@@ -14,10 +14,10 @@ import pytest
 from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 from vault_nodes import holdings
 
-from elasticrl.agent.beats import State
 from elasticrl.agent.exits import Traces, judge
 from elasticrl.config import dumps
-from elasticrl.core.model import OUTSIDE
+from elasticrl.contract.beats import State
+from elasticrl.contract.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.chronicle import compare, read

@@ -18,8 +18,8 @@ from chaos.sim.world import World as Virtual
 from chaos.small.search import Bound, Search, one_of, words
 from chaos.small.shelf import Held
 from chaos.small.world import ALIVE, Node, Rules, Timer, Turn, World, settings
-from elasticrl.core.model import Member, Phase, Plan, Seat
-from elasticrl.core.orders import Halt
+from elasticrl.contract.model import Member, Phase, Plan, Seat
+from elasticrl.contract.orders import Halt
 
 SHAPE = Shape(nodes=2, settings=settings(2), warm_s=(0.8, 0.8), step_s=1.0, save_every=1, save_s=0.6, agent_s=1.0)
 

@@ -15,8 +15,8 @@ from chaos.history import Sealed, Struck, Suspicion
 from chaos.scenario import Scenario, Unusable, big, draw, load, save, scripted
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import run
-from elasticrl.core.level import Level
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract.level import Level
+from elasticrl.contract.settings import Membership, Settings
 
 ROOT = Path(__file__).parent.parent.parent
 SCENARIOS = sorted((ROOT / "chaos" / "scenarios").glob("*.yaml"))

@@ -19,7 +19,7 @@ from typing import Self
 
 from chaos.live.proc import all_pids, command_line, parent
 from chaos.patience import patience
-from elasticrl.agent.parent import on_parents_death
+from elasticrl.base.parent import on_parents_death
 from elasticrl.store.embedded import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")

@@ -1,6 +1,6 @@
 """What the tests of the configuration know of how the core's settings are called."""
 
-#: The fields of `core.settings` that come from a key of another name, or from all keys of a section.
+#: The fields of `contract.settings` that come from a key of another name, or from all keys of a section.
 RENAMED = {
     "job": "job.name",
     "level": "job.level",

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from elasticrl.core import events, orders
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Asked, Leased, Seen, Suspected, Tick, Workers
-from elasticrl.core.model import (
+from elasticrl.contract import events, orders
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Asked, Leased, Seen, Suspected, Tick, Workers
+from elasticrl.contract.model import (
     Member,
     Phase,
     Plan,
@@ -14,8 +14,8 @@ from elasticrl.core.model import (
     View,
     Work,
 )
-from elasticrl.core.settings import Membership, Recovery, Settings
-from elasticrl.core.state import State
+from elasticrl.contract.settings import Membership, Recovery, Settings
+from elasticrl.core.node.state import State
 from elasticrl.core.step import step
 
 SETTINGS = Settings(lanes=6, steps=0, membership=Membership(min_nodes=2), recovery=Recovery(no_progress_limit=3))

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from core_kit import Life, plan, record
 
-from elasticrl.core import events
-from elasticrl.core.events import Propose, Say, Tick, Workers
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Lap, Plan, Work
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract import events
+from elasticrl.contract.events import Propose, Say, Tick, Workers
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Lap, Plan, Work
+from elasticrl.contract.settings import Membership, Settings
 
 NODES = ("n00", "n01", "n02")
 

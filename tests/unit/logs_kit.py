@@ -1,6 +1,6 @@
 """Evidence in a text, as in a log of it."""
 
-from elasticrl.core.evidence import Evidence
+from elasticrl.contract.evidence import Evidence
 from elasticrl.diagnose.logs import Parser
 
 

@@ -1,7 +1,7 @@
 """A picture of two nodes that train."""
 
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import (
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import (
     Commit,
     Member,
     Phase,
@@ -11,7 +11,7 @@ from elasticrl.core.model import (
     View,
     Work,
 )
-from elasticrl.daemon.picture import picture
+from elasticrl.status.picture import picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
 

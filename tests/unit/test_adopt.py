@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from core_kit import Life, record
 
-from elasticrl.core import events
-from elasticrl.core.adopt import AHEAD, Kept
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.model import Commit, Phase, Plan, View
+from elasticrl.contract import events
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import Commit, Phase, Plan, View
+from elasticrl.core.node.adopt import AHEAD, Kept
 from elasticrl.daemon.adopt import Lost, settle
 from elasticrl.shell import keys
 from elasticrl.store import Put

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in, last_line
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
-from elasticrl.core.evidence import Sign
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Work
-from elasticrl.core.settings import Timeouts
-from elasticrl.core.suspect import Budgets
+from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Work
+from elasticrl.contract.settings import Timeouts
+from elasticrl.core.node.suspect import Budgets
 
 BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
 BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", since=90.0, pid=7)

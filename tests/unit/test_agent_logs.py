@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.logs import ATTEMPTS, WARM, Logs
-from elasticrl.shell.trim import trim
+from elasticrl.base.trim import trim
 
 
 def logs_in(folder: Path, keep: int = 5) -> Logs:
@@ -47,7 +47,7 @@ def test_a_log_that_cannot_be_moved_away_grows(tmp_path: Path, caplog: pytest.Lo
 def test_a_line_that_a_full_disk_does_not_take_is_lost_and_the_worker_is_not(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from elasticrl.agent.seat import open_log\n"
+        "from elasticrl.contract.seat import open_log\n"
         "open_log('/dev/full'); print('lost', flush=True); print('lost too', file=sys.stderr, flush=True)\n"
         f"open_log({str(tmp_path / 'one.log')!r}); print('kept'); print('é', file=sys.stderr)\n"
     )
@@ -60,7 +60,7 @@ def test_a_worker_whose_log_cannot_be_opened_writes_on_into_the_one_that_it_has(
     folder, none = tmp_path / "file" / "attempt_2", tmp_path / "there"
     none.mkdir()
     program = (
-        "from elasticrl.agent.seat import open_log\n"
+        "from elasticrl.contract.seat import open_log\n"
         f"open_log({str(tmp_path / 'one.log')!r}); print('a')\n"
         f"open_log({str(folder / 'rank_0.log')!r}); print('b')\n"
         f"open_log({str(none)!r}); print('c')\n"

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent import seat, wire
 from elasticrl.agent.link import Link
-from elasticrl.core import events
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.evidence import Sign
-from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
-from elasticrl.core.orders import Halt, Kill, Launch, Order, Park, Place, Reform, place_of
+from elasticrl.contract import events, seat, wire
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.model import Commit, Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
+from elasticrl.contract.orders import Halt, Kill, Launch, Order, Park, Place, Reform, place_of
 
 A, C = (Member(node=name, incarnation=1) for name in ("a", "c"))
 PLAN = Plan(

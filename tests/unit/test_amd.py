@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from chaos.patience import patience
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import amd, health
 from elasticrl.diagnose.health import Check, Level
 

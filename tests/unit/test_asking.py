@@ -9,12 +9,12 @@ import pytest
 from core_kit import plan
 from diagnosis_kit import fact
 
-from elasticrl.agent.beats import Beat
-from elasticrl.agent.wire import Report, Worker
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Member, Record, View, Work
-from elasticrl.core.settings import Settings
-from elasticrl.core.state import State
+from elasticrl.contract.beats import Beat
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Member, Record, View, Work
+from elasticrl.contract.settings import Settings
+from elasticrl.contract.wire import Report, Worker
+from elasticrl.core.node.state import State
 from elasticrl.daemon.asking import Where, answer, ask, look, told
 from elasticrl.shell.sight import Sight
 from elasticrl.store.memory import MemoryServer, MemoryStore

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from chaos.patience import patience
-from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
-from elasticrl.core.model import OUTSIDE
-from elasticrl.diagnose.process import life
+from elasticrl.base.process import life
+from elasticrl.contract.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
+from elasticrl.contract.model import OUTSIDE
 
 
 def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
 FULL = """
 import subprocess, sys
 from pathlib import Path
-from elasticrl.agent.beats import Page
+from elasticrl.contract.beats import Page
 
 disk = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
@@ -187,7 +187,7 @@ def test_a_worker_killed_in_the_middle_of_a_write_leaves_its_last_whole_beat(tmp
 
 def test_a_reader_never_sees_a_torn_beat_of_a_running_writer(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from elasticrl.agent.beats import Beat\n"
+        "import sys; from pathlib import Path; from elasticrl.contract.beats import Beat\n"
         "b = Beat(Path(sys.argv[1]))\n"
         "for n in range(10**9): b.collective(n, f'op{n}')\n"
     )

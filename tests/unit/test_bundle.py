@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from chaos.patience import patience
+from elasticrl.base.redact import HIDDEN
 from elasticrl.cli import bundle
 from elasticrl.cli.bundle import PART, Veil, keys_in, shortened
 from elasticrl.cli.main import build
-from elasticrl.core.veil import HIDDEN
 
 PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrl.core import dossier
-from elasticrl.core.cause import SENTENCES, Cause, Why, culprits, goes_on, names, orderly, sentence, told
-from elasticrl.core.model import Member, Phase, Plan, Record, Rung, Seat, View, Work
-from elasticrl.core.words import past
-from elasticrl.daemon.past import Roster
-from elasticrl.daemon.picture import picture
+from elasticrl.base.words import past
+from elasticrl.contract.cause import SENTENCES, Cause, Why, culprits, goes_on, names, orderly, sentence, told
+from elasticrl.contract.model import Member, Phase, Plan, Record, Rung, Seat, View, Work
+from elasticrl.core.node import dossier
 from elasticrl.shell import keys
+from elasticrl.status.past import Roster
+from elasticrl.status.picture import picture
 
 ROOT = Path(__file__).parents[2]
 N0, N1 = (Member(node=f"n{n}", incarnation=1) for n in range(2))

@@ -9,9 +9,9 @@ from chaos.case import Case
 from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
 from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Scenario, Shape
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import Phase
-from elasticrl.core.settings import Recovery, Settings
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Phase
+from elasticrl.contract.settings import Recovery, Settings
 
 NODES = ("n00", "n01", "n02")
 

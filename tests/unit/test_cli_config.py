@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.core.model import REFUSED
+from elasticrl.contract.model import REFUSED
 
 ROOT = Path(__file__).parents[2]
 FIVE = """\

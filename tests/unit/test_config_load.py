@@ -11,7 +11,7 @@ from elasticrl.cli.bundle import secrets_here
 from elasticrl.config import ConfigError, Loaded, changes, dumps, load, loads, read, render, reveal, to_core
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
-from elasticrl.core.suspect import Budgets
+from elasticrl.core.node.suspect import Budgets
 
 SMALL = """\
 job: {name: demo, program: train.py}

@@ -14,7 +14,7 @@ from elasticrl.config.changes import LIVE, NEVER, when
 from elasticrl.config.cluster import Job, Node, Store
 from elasticrl.config.section import DURATION_MARK, SIZE_MARK, leaves, sections
 from elasticrl.config.tree import values
-from elasticrl.core import settings
+from elasticrl.contract import settings
 
 ROOT = Path(__file__).parents[2]
 DEMO = Tree(job=Job(name="demo"))
@@ -93,7 +93,7 @@ def test_every_core_setting_comes_from_a_key() -> None:
         inner = [f"{field.name}.{one.name}" for one in fields(value)] if is_dataclass(value) else [field.name]
         for name in inner:
             key = RENAMED.get(name) or name.removesuffix("_s")
-            assert key in leaves(Tree) or key in dict(sections(Tree)), f"core.settings has {name}, no key sets it"
+            assert key in leaves(Tree) or key in dict(sections(Tree)), f"contract.settings has {name}, no key sets it"
 
 
 #: Where a core that is given nothing differs from a configuration that is empty, and why.
@@ -150,7 +150,7 @@ def test_every_phase_of_the_trainer_can_be_given_a_budget(algorithm: str) -> Non
 
 
 def test_every_class_of_fault_has_a_policy() -> None:
-    from elasticrl.core.verdict import Fault
+    from elasticrl.contract.verdict import Fault
 
     assert {f"policy.{fault.value}" for fault in Fault} <= set(leaves(Tree))
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 from core_kit import Life, member, plan
 
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Seen, Tick, Tried, Try
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Member, Quarantine, Record, View
-from elasticrl.core.probing import cut_ways
-from elasticrl.daemon.ways import closed
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Seen, Tick, Tried, Try
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Member, Quarantine, Record, View
+from elasticrl.core.lead.probing import cut_ways
+from elasticrl.daemon.links import closed
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
 from elasticrl.store.memory import MemoryServer, MemoryStore

@@ -6,17 +6,18 @@ import pytest
 from core_kit import Life, member, plan, record
 from diagnosis_kit import BROKEN, NODES, capped, fact, leader, proposed, train
 
-from elasticrl.core import dossier, events, orders
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Found, Probed, Say, Tick, Workers
-from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
-from elasticrl.core.pairs import Result
-from elasticrl.core.settings import Health, Membership, Settings
+from elasticrl.contract import events, orders
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Found, Probed, Say, Tick, Workers
+from elasticrl.contract.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.contract.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
+from elasticrl.contract.pairs import Result
+from elasticrl.contract.settings import Health, Membership, Settings
+from elasticrl.contract.verdict import Confidence, Fault
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.node import dossier
+from elasticrl.core.node.suspect import probe_links
 from elasticrl.core.step import step
-from elasticrl.core.suspect import probe_links
-from elasticrl.core.verdict import Confidence, Fault
 
 
 def stalled(name: str, *facts: Evidence, looked: int = 0, generation: int = 1) -> object:

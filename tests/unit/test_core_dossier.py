@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from core_kit import member, plan
 
-from elasticrl.core import dossier
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import Confidence, Fault, Verdict
+from elasticrl.core.node import dossier
 
 BEFORE = plan(3, "n00/1", "n01/1", "n02/1")
 DEAD = Verdict(fault=Fault.DEAD_NODE, nodes=("n02",), cause="n02 is silent", confidence=Confidence.HIGH)

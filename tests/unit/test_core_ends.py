@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from core_kit import Life, leads, plan, record, trains
 
-from elasticrl.core import events
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.follow import unsaved
-from elasticrl.core.model import Commit, Phase, Work
-from elasticrl.core.settings import Membership, Recovery, Settings
+from elasticrl.contract import events
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import Commit, Phase, Work
+from elasticrl.contract.settings import Membership, Recovery, Settings
+from elasticrl.core.node.follow import unsaved
 
 SETTINGS = Settings(lanes=4, steps=20, membership=Membership(min_nodes=2), recovery=Recovery(drain_s=10.0))
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from core_kit import SETTINGS, Life, leads, member, plan, record, seat, trains
 
-from elasticrl.core import events
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.follow import trains_on
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
-from elasticrl.core.settings import Membership
-from elasticrl.core.state import Lead
+from elasticrl.contract import events
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
+from elasticrl.contract.settings import Membership
+from elasticrl.core.node.follow import trains_on
+from elasticrl.core.node.state import Lead
 
 WAITS = Stall(slot=0, step=9, phase="update", for_s=5.0, budget_s=4.0, waiting=True)
 GROWN = replace(

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from elasticrl.core import invariants, model
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import WriteCommit
-from elasticrl.core.model import Member, Phase, Plan, Seat, View, deal, rounds
+from elasticrl.contract import model
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import WriteCommit
+from elasticrl.contract.model import Member, Phase, Plan, Seat, View, deal, rounds
+from elasticrl.core.node import invariants
 
 
 def seat(node, born=1, slots=1, **more):

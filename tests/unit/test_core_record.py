@@ -5,11 +5,11 @@ from itertools import cycle
 
 from core_kit import Life, leads, member, record, trains
 
-from elasticrl.core import events
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.growth import unready
-from elasticrl.core.model import Work
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract import events
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import Work
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.lead.growth import unready
 
 SETTINGS = Settings(lanes=4, membership=Membership(min_nodes=2, report_s=5.0))
 PHASES = ("rollout", "update", "sync")

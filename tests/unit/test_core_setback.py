@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from core_kit import Life, leads, record, trains
 
-from elasticrl.core import events, orders
-from elasticrl.core.adopt import AHEAD
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.model import Commit, Intent, Member, Phase, Rung, View, Work
-from elasticrl.core.setback import better
+from elasticrl.contract import events, orders
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, View, Work
+from elasticrl.core.node.adopt import AHEAD
+from elasticrl.core.node.setback import better
 
 
 def training(member="n00/1"):

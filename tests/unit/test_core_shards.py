@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from core_kit import Life, leads, member, plan, record, trains
 
-from elasticrl.core import events
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Tick, Workers
-from elasticrl.core.model import Commit, Lap, Phase, Work
-from elasticrl.core.settings import Membership, Settings
-from elasticrl.core.shards import lost
+from elasticrl.contract import events
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.model import Commit, Lap, Phase, Work
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.lead.shards import lost
 
 FOUR = ("n00", "n01", "n02", "n03")
 SETTINGS = Settings(lanes=8, copies=1, membership=Membership(min_nodes=2, lease_ttl_s=10.0))

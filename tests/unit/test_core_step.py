@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from core_kit import SETTINGS, Life, leads, member, plan, record, seat, trains
 
-from elasticrl.core import events
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Asked, Found, Leased, Probed, Seen, Suspected, Tick, Workers
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.follow import report_every
-from elasticrl.core.model import (
+from elasticrl.contract import events
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Asked, Found, Leased, Probed, Seen, Suspected, Tick, Workers
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import (
     OUTSIDE,
     Commit,
     Exit,
@@ -28,8 +27,9 @@ from elasticrl.core.model import (
     Verb,
     Work,
 )
-from elasticrl.core.settings import Membership, Settings
-from elasticrl.core.state import State
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.node.follow import report_every
+from elasticrl.core.node.state import State
 
 GOLDEN = Path(__file__).parent / "golden"
 

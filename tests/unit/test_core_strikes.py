@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from core_kit import Life, leads, member, plan, record, trains
 
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Probed, Propose, Tick, Workers
-from elasticrl.core.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
-from elasticrl.core.strikes import strike_of
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Probed, Propose, Tick, Workers
+from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
+from elasticrl.core.lead.strikes import strike_of
 
 
 @pytest.mark.parametrize("often", [1024, 1025, 5000])

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View, Work
-from elasticrl.core.pairs import late_ways, turns
-from elasticrl.core.settings import Membership, Timeouts
-from elasticrl.core.suspect import (
+from elasticrl.contract.model import Member, Phase, Plan, Record, Seat, View, Work
+from elasticrl.contract.pairs import late_ways, turns
+from elasticrl.contract.settings import Membership, Timeouts
+from elasticrl.core.node.suspect import (
     Budgets,
     Detector,
     Progress,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.owned import write_private
 from elasticrl.agent.spec import Spec, dump, environment
 from elasticrl.agent.spec import load as load_spec
+from elasticrl.base.owned import write_private
 from elasticrl.cli.node import Asked, follows, serve
 from elasticrl.config import ConfigError, dumps, load, loads
-from elasticrl.core.model import REFUSED
+from elasticrl.contract.model import REFUSED
 from elasticrl.daemon.adopt import Lost
 from elasticrl.daemon.life import Home, Taken
 from elasticrl.daemon.main import REFUSALS
@@ -20,7 +20,7 @@ from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import own_address
 from elasticrl.daemon.spec import for_workers, there
 from elasticrl.shell import keys
-from elasticrl.shell.ways import ABROAD, outward
+from elasticrl.shell.route import ABROAD, outward
 from elasticrl.store import StoreError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

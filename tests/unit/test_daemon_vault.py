@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from chaos.patience import patience
-from elasticrl.core.address import CONTROL
-from elasticrl.core.model import Member, Phase, Plan, Seat
-from elasticrl.core.ring import Ring
+from elasticrl.base.address import CONTROL
+from elasticrl.contract.model import Member, Phase, Plan, Seat
+from elasticrl.contract.ring import Ring
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.secret import engine_key, run_of, vault_key
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from elasticrl.cli.demo import Lines, View
-from elasticrl.daemon.picture import Picture, Row
+from elasticrl.status.picture import Picture, Row
 lines = Lines(Path(sys.argv[1]))
 lines.read()
 with View() as view:

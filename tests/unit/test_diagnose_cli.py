@@ -82,7 +82,7 @@ def test_a_log_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> N
 def test_it_imports_nothing_heavy() -> None:
     program = (
         "import sys; import elasticrl.cli.diagnose, elasticrl.diagnose.logs, elasticrl.diagnose.report; "
-        "import elasticrl.core.judge, elasticrl.diagnose.recorder, elasticrl.diagnose.environment; "
+        "import elasticrl.core.judge.judge, elasticrl.diagnose.recorder, elasticrl.diagnose.environment; "
         "print(sorted({'torch', 'pydantic', 'grpc', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import fabric, health, kernel_log
 from elasticrl.diagnose.fabric import RdmaPort
 from elasticrl.diagnose.health import Check, Counters, Level

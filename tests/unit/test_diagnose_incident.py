@@ -13,10 +13,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from elasticrl.cli import incidents
-from elasticrl.core.evidence import Evidence, of_exit
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Exit
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.evidence import Evidence, of_exit
+from elasticrl.contract.model import Exit
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import incident
 from elasticrl.diagnose.incident import Incident, Unreadable, build, found, load, page, save
 from elasticrl.telemetry.events import BY_NAME

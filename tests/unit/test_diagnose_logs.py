@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from logs_kit import parse
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Confidence, Fault, Known
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import Confidence, Fault, Known
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose.logs import Parser, node_of, rank_of, read
 
 HERE = Path(__file__).parent.parent

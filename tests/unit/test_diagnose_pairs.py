@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.patience import patience
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.pairs import Result, confirm, findings, result_of, schedule
-from elasticrl.core.reach import Pair, pieces, single_out
-from elasticrl.core.verdict import Confidence, Fault
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.pairs import Result, confirm, findings, result_of, schedule
+from elasticrl.contract.partition import Pair, pieces, single_out
+from elasticrl.contract.verdict import Confidence, Fault
+from elasticrl.core.judge.judge import judge
 
 VIEW = Result(node="n0", peer="n1", sent=100, answered=100, heard=100, latency_ms=0.3, p99_ms=0.5, tcp="ok", mbps=900.0,
               mtu=1500, largest=1500, gloo="ok")  # fmt: skip

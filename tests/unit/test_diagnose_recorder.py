@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault, Known
-from elasticrl.diagnose import recorder, scene
+from elasticrl.contract.verdict import Fault, Known
+from elasticrl.core.judge.judge import judge
+from elasticrl.diagnose import recorder, stalled
 from elasticrl.diagnose.recorder import Entry, entries
 from elasticrl.diagnose.stacks import Frame, Stack
 
@@ -32,7 +32,7 @@ def test_what_real_ranks_recorded_names_the_one_that_was_made_to_fail(case: str,
     assert all(dumps.values())
     # Who waits is seen in its stack. Whom sizes part is known without.
     waiting = {rank: Stack(pid=rank, frames=(INSIDE,)) for rank in range(3) if rank != odd}
-    facts = scene.positions(dumps, waiting if fault is Fault.HOST_HANG else {}, lambda rank: f"n{rank:02}")
+    facts = stalled.positions(dumps, waiting if fault is Fault.HOST_HANG else {}, lambda rank: f"n{rank:02}")
     verdict = judge(facts, Known(world=3))
     assert (verdict.fault, verdict.ranks) == (fault, (odd,)), verdict.cause
 
@@ -59,7 +59,7 @@ JSON = st.recursive(
     st.dictionaries(st.integers(0, 3), st.lists(JSON, max_size=4).map(lambda listed: {"entries": listed}), max_size=4)
 )
 def test_no_dump_breaks_what_is_told_of_it(dumps: dict[int, object]) -> None:
-    scene.positions({rank: entries(dump) for rank, dump in dumps.items()}, {}, lambda _: None)
+    stalled.positions({rank: entries(dump) for rank, dump in dumps.items()}, {}, lambda _: None)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"entries": 3}', '{"entries": "abc"}', '{"entries": [3, [], null]}'])

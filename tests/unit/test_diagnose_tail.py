@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.contract.evidence import Evidence, Sign
 from elasticrl.diagnose.tail import SILENCE_S, Tail
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3 GiB\n"

@@ -5,9 +5,9 @@
 import pytest
 from logs_kit import parse
 
-from elasticrl.core.evidence import Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.evidence import Sign
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose.texts import TEXTS
 
 #: (line as a program prints it, its sign, the class if nothing else is known)

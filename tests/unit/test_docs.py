@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from elasticrl.cli import render
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rung, Seat, View, Work
-from elasticrl.core.verdict import Known
-from elasticrl.daemon.past import Broken, Past
-from elasticrl.daemon.picture import picture
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Commit, Member, Phase, Plan, Quarantine, Record, Rung, Seat, View, Work
+from elasticrl.contract.verdict import Known
+from elasticrl.core.judge.judge import judge
+from elasticrl.status.past import Broken, Past
+from elasticrl.status.picture import picture
 from elasticrl.telemetry import events, metrics
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from chaos.etcd import LocalCluster
 from elasticrl.cli import doctor
 from elasticrl.config import Tree, read, run_dir
-from elasticrl.core.judge import judge
-from elasticrl.core.pairs import Result as PairResult
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.pairs import Result as PairResult
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import doctor as diagnosis
 from elasticrl.diagnose.health import Check, Level
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.drain import refusal
-from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Seat, View, Work
-from elasticrl.core.settings import Membership, Settings
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.lead.drain import refusal
 
 
 def member(node: str) -> Member:

@@ -7,8 +7,8 @@ import pytest
 
 from chaos.history import CROSSING_S, Planned
 from chaos.live.eye import Eye
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import Member, Phase, Plan, Quarantine, Seat
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Seat
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Entry
 from elasticrl.store.protocol import Event as Change

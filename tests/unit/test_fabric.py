@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import fabric, health
 from elasticrl.diagnose.health import Check, Level
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.owned import write_private
+from elasticrl.base.owned import write_private
 from elasticrl.cli.find import RUN_LOCK, NotFound, NotOurs, daemon, made_private, private_run_dir
 from elasticrl.cli.operate import put
 

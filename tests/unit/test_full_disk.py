@@ -14,11 +14,11 @@ from structlog.testing import CapturingLogger
 
 from chaos.patience import patience
 from elasticrl.config.tree import Tree
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Seen
-from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Seat, View
-from elasticrl.core.settings import Membership, Settings
-from elasticrl.core.state import State
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Seen
+from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Record, Seat, View
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.node.state import State
 from elasticrl.core.step import step
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon

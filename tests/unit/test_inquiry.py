@@ -20,26 +20,26 @@ from core_kit import record
 from diagnosis_kit import NODES, capped, leader
 
 from chaos.patience import patience
-from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.agent.wire import Report, Worker
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
-from elasticrl.core import dossier
-from elasticrl.core.events import Event, Found, Probe, Tick
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Phase, Work
-from elasticrl.core.settings import Health
-from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
+from elasticrl.contract.beats import Beat, Page, Snapshot, State
+from elasticrl.contract.events import Event, Found, Probe, Tick
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Phase, Work
+from elasticrl.contract.settings import Health
+from elasticrl.contract.verdict import Confidence, Fault, Verdict, surest
+from elasticrl.contract.wire import Report, Worker
+from elasticrl.core.node import dossier
 from elasticrl.daemon import incidents
-from elasticrl.daemon.desk import Desk, Place
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, of_its_gang
+from elasticrl.daemon.links import Reserved, Ways, results_of
 from elasticrl.daemon.machine import HUNG_S
 from elasticrl.daemon.secret import probe_token
-from elasticrl.daemon.ways import Reserved, Ways, results_of
+from elasticrl.daemon.shared import Desk, Place
 from elasticrl.diagnose import environment, health, incident
 from elasticrl.diagnose.probe import HEAD, digest
 from elasticrl.diagnose.tail import Tail
@@ -105,8 +105,8 @@ def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:
 FEW_PORTS = """
 import socket
 from pathlib import Path
-from elasticrl.core.address import split
-from elasticrl.daemon.ways import Reserved
+from elasticrl.base.address import split
+from elasticrl.daemon.links import Reserved
 Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("50000 50007")
 taken = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
 for number, sock in enumerate(taken, 50000):

@@ -42,7 +42,7 @@ SHARED = {f"elasticrl.agent.{name}" for name in ("beats", "seat", "parent", "own
 
 
 # Who reads what somebody left in a folder opens it by the same few lines, which import nothing but the standard library.
-OPENS = "elasticrl.agent.regular"
+OPENS = "elasticrl.base.regular"
 
 
 def imports(path: Path) -> set[str]:

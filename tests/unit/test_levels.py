@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.gather import Beating, Usual, look
 from elasticrl.agent.outside import Outside
 from elasticrl.agent.spec import Spec, common_env
+from elasticrl.base.process import Life
 from elasticrl.cli.script import Script, name_of, split
-from elasticrl.core.events import Seen, Workers
-from elasticrl.core.level import GIVES, MEANS, Level
-from elasticrl.core.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
-from elasticrl.core.settings import Timeouts
-from elasticrl.core.suspect import Budgets
-from elasticrl.daemon.recovery import Stages
-from elasticrl.diagnose.process import Life
+from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.events import Seen, Workers
+from elasticrl.contract.level import GIVES, MEANS, Level
+from elasticrl.contract.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
+from elasticrl.contract.settings import Timeouts
+from elasticrl.core.node.suspect import Budgets
 from elasticrl.diagnose.program import imports, unfit
+from elasticrl.status.recovery import Stages
 
 
 def alive(cpu_s: float, *, stopped: bool = False) -> Life:
@@ -174,8 +174,8 @@ def test_a_scripts_recovery_is_over_with_its_first_word_and_says_what_was_lost()
 def test_a_process_that_a_script_has_forked_says_nothing() -> None:
     """A loader's worker may import what calls beat()."""
     import elasticrl
-    from elasticrl.agent.beats import Beat
-    from elasticrl.agent.seat import Seat
+    from elasticrl.contract.beats import Beat
+    from elasticrl.contract.seat import Seat
 
     before = Seat._here
     try:

@@ -8,8 +8,8 @@ import pytest
 
 from elasticrl.config import read
 from elasticrl.config.load import MANY as TOLD
-from elasticrl.core.judge import judge
-from elasticrl.core.verdict import Fault, Known
+from elasticrl.contract.verdict import Fault, Known
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import logs
 from elasticrl.diagnose.tail import MANY, PIECE, Tail
 

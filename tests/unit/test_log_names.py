@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from elasticrl.agent import seat
 from elasticrl.agent.pool import Process
-from elasticrl.core.model import Member, Phase, Plan, Seat
-from elasticrl.core.orders import Place, place_of
+from elasticrl.contract import seat
+from elasticrl.contract.model import Member, Phase, Plan, Seat
+from elasticrl.contract.orders import Place, place_of
 from elasticrl.daemon.secret import run_of
 from elasticrl.telemetry import events
 from elasticrl.telemetry.log import set_up

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrl.core.matrix import late, mtus, rates, slow, trips
-from elasticrl.core.pairs import Result, everyone
-from elasticrl.core.reach import Pair
+from elasticrl.contract.pairs import Result, everyone
+from elasticrl.contract.partition import Pair
+from elasticrl.core.judge.matrix import late, mtus, rates, slow, trips
 
 
 def names(count: int) -> list[str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from chaos.patience import patience
 from elasticrl.agent.datagram import BEAT, PING, TIMED, Said, seal, unseal
 from elasticrl.agent.echo import Echo, leave_note
-from elasticrl.core.address import join, split
-from elasticrl.core.events import Cleared, Event, Suspected
-from elasticrl.core.model import Member, Phase, Plan, Seat
-from elasticrl.core.settings import Membership
+from elasticrl.base.address import join, split
+from elasticrl.contract.events import Cleared, Event, Suspected
+from elasticrl.contract.model import Member, Phase, Plan, Seat
+from elasticrl.contract.settings import Membership
 from elasticrl.daemon.neighbours import ROUND_TRIPS, SENDERS, Neighbours, lain_s
 
 SECRET = b"s" * 32

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from elasticrl.cli.main import build
 from elasticrl.daemon.control import Asker, Control, Refused
-from elasticrl.daemon.picture import Picture, Row
+from elasticrl.status.picture import Picture, Row
 
 HOLDS = Picture(
     job="mine", state="HOLDING", generation=3, step=166, committed=160, nodes=1, known=2, needs=2, unsaved=6, node="n0",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
 from elasticrl.diagnose.environment import lint
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from elasticrl.agent.owned import appended, foreign, made_closed, strange, unsafe, write_private
+from elasticrl.base.owned import appended, foreign, made_closed, strange, unsafe, write_private
 from elasticrl.cli import find
 from elasticrl.cli.serve import settled, vaults_of
 from elasticrl.config import Tree

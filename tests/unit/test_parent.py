@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.parent import stops
+from elasticrl.base.parent import stops
 
 PASSES_OVER = """
 import os, signal
-from elasticrl.agent.parent import pass_over, stops
+from elasticrl.base.parent import pass_over, stops
 
 assert stops() == (signal.SIGINT,)
 pass_over()

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from chaos.patience import patience
-from elasticrl.agent import wire
+from elasticrl.base.parsed import DEEP, LARGEST, Unfit, parsed
 from elasticrl.cli.lines import event_of
-from elasticrl.core import versions
-from elasticrl.core.events import WriteCommit
-from elasticrl.core.model import Commit, Member, Plan, Record, View
-from elasticrl.core.parsed import DEEP, LARGEST, Unfit, parsed
+from elasticrl.contract import versions, wire
+from elasticrl.contract.events import WriteCommit
+from elasticrl.contract.model import Commit, Member, Plan, Record, View
 from elasticrl.daemon import control
 from elasticrl.diagnose import incident
 from elasticrl.report.read import _objects
@@ -30,7 +29,7 @@ from elasticrl.store.memory import MemoryServer, MemoryStore
 
 ROOT = Path(__file__).parent.parent.parent
 OWN = {  # who reads only what this process, or the one that started it, has written a moment before
-    "agent/seat.py", "cli/bundle.py", "cli/demo.py", "core/parsed.py", "diagnose/probe_torch.py",
+    "contract/seat.py", "cli/bundle.py", "cli/demo.py", "base/parsed.py", "diagnose/probe_torch.py",
 }  # fmt: skip
 LOADS = re.compile(r"\bjson\.(?:loads?|JSONDecoder)\b")
 PIT = b"[" * 200_000

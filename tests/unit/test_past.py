@@ -7,19 +7,19 @@ from functools import reduce
 
 import pytest
 
+from elasticrl.base.words import past as words
 from elasticrl.cli import render
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.evidence import of_exit
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
-from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
-from elasticrl.core.words import past as words
-from elasticrl.daemon import past
-from elasticrl.daemon.past import Broken, Missing, Moves, Past, Roster, Scribe, forget, lasting
-from elasticrl.daemon.picture import picture
-from elasticrl.daemon.recovery import Done, Stages
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.evidence import of_exit
+from elasticrl.contract.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.core.judge.judge import judge
 from elasticrl.daemon.web import piece
 from elasticrl.shell import keys
+from elasticrl.status import past
+from elasticrl.status.past import Broken, Missing, Moves, Past, Roster, Scribe, forget, lasting
+from elasticrl.status.picture import picture
+from elasticrl.status.recovery import Done, Stages
 from elasticrl.store.memory import MemoryStore
 from elasticrl.store.protocol import Compare, Entry, Op, StoreError, TxnResult
 

@@ -6,8 +6,8 @@ from os import terminal_size
 from picture_kit import seen
 
 from elasticrl.cli import render, screen
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import (
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import (
     LOADING,
     MEETING,
     Commit,
@@ -22,9 +22,9 @@ from elasticrl.core.model import (
     View,
     Work,
 )
-from elasticrl.core.verdict import Confidence, Fault, Verdict
-from elasticrl.daemon.past import Broken, Missing, Past
-from elasticrl.daemon.picture import Picture, picture
+from elasticrl.contract.verdict import Confidence, Fault, Verdict
+from elasticrl.status.past import Broken, Missing, Past
+from elasticrl.status.picture import Picture, picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
 

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from elasticrl.config.cluster import Policy
-from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.policy import Act, Answer, Scope, answer, proven
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import Confidence, Fault, Verdict
+from elasticrl.core.judge.policy import Act, Answer, Scope, answer, proven
 
 EIGHT = Scope(known=8, min_nodes=4)
 DEFAULTS = {Fault(name): Act(act) for name, act in Policy().model_dump().items() if name in set(Fault)}

@@ -7,7 +7,7 @@ import pytest
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
 from elasticrl.daemon.outside import reach
-from elasticrl.diagnose.reach import store_settings
+from elasticrl.diagnose.job_store import store_settings
 from elasticrl.shell import keys
 from elasticrl.store import Tls
 

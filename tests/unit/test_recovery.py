@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from elasticrl.core.events import Event, Seen, Suspected, Workers
-from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
-from elasticrl.daemon.recovery import Done, Flow, Goodput, Stages
+from elasticrl.contract.events import Event, Seen, Suspected, Workers
+from elasticrl.contract.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
+from elasticrl.status.recovery import Done, Flow, Goodput, Stages
 
 ME, OTHER = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
 

@@ -16,8 +16,8 @@ from elasticrl.config import Tree, load, taken_up
 from elasticrl.config.changes import when
 from elasticrl.config.cluster import Job
 from elasticrl.config.tree import values
-from elasticrl.core.events import Configured
-from elasticrl.core.settings import Settings
+from elasticrl.contract.events import Configured
+from elasticrl.contract.settings import Settings
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
 from elasticrl.telemetry.log import set_up

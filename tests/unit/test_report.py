@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from elasticrl.agent.beats import Snapshot, State
 from elasticrl.cli.main import build
-from elasticrl.core.evidence import of_exit
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Exit
+from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.evidence import of_exit
+from elasticrl.contract.model import Exit
+from elasticrl.core.judge.judge import judge
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
 from elasticrl.report.charts import COLOURS, DRAWN, TOLD, timed

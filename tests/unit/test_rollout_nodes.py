@@ -9,16 +9,16 @@ from picture_kit import seen
 
 from chaos.patience import patience
 from elasticrl.cli import render
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work
-from elasticrl.core.straggler import slow
-from elasticrl.daemon.picture import picture
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work
+from elasticrl.core.judge.straggler import slow
 from elasticrl.daemon.roll import Roll, engines_of
 from elasticrl.daemon.rollout import told_by
 from elasticrl.daemon.secret import engine_key, vault_key
 from elasticrl.shell import keys
 from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
+from elasticrl.status.picture import picture
 from elasticrl.store import Delete
 from elasticrl.store.memory import MemoryServer, MemoryStore
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from chaos.patience import patience
-from elasticrl.core.cause import Cause, Why
-from elasticrl.core.events import Action, Asked, Leave, Probe, Probed, Publish, Workers
-from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
-from elasticrl.core.orders import Halt, Kill, Launch, Park, Reform
-from elasticrl.core.settings import Membership, Settings
-from elasticrl.core.state import State
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Action, Asked, Leave, Probe, Probed, Publish, Workers
+from elasticrl.contract.model import Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
+from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
+from elasticrl.contract.settings import Membership, Settings
+from elasticrl.core.node.follow import TOGETHER_S
+from elasticrl.core.node.state import State
 from elasticrl.daemon.stored import at_first
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.beats import Beat
-from elasticrl.agent.wire import Worker
+from elasticrl.contract.beats import Beat
+from elasticrl.contract.wire import Worker
 from elasticrl.daemon.steps import LIMIT, MOST, Line, StepLog, count
 from elasticrl.telemetry.metrics import Metrics
 

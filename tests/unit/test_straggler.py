@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from elasticrl.core import straggler
-from elasticrl.core.judge import judge
-from elasticrl.core.straggler import Step, slow
-from elasticrl.core.verdict import Fault
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge import straggler
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.judge.straggler import Step, slow
 
 PHASES = {"rollout": 3.0, "update": 1.0, "reward": 0.004}
 

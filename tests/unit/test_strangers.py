@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticrl.core.strangers import OF_ONE, PLACES, put_out
+from elasticrl.base.strangers import OF_ONE, PLACES, put_out
 
 OURS = {"10.0.0.1", "10.0.0.2"}
 EVERYWHERE = {n: f"10.9.{n // 250}.{n % 250}" for n in range(PLACES)}  # one from each address

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticrl.base.words import plain
 from elasticrl.cli import render, terminal
 from elasticrl.cli.lines import event_of, shown
 from elasticrl.cli.screen import frame
-from elasticrl.core.words import plain
 from elasticrl.telemetry import log
 
 STEERING = (

@@ -21,15 +21,15 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.patience import patience
-from elasticrl.agent.beats import Beat
 from elasticrl.cli import operate, screen
 from elasticrl.cli.main import build
 from elasticrl.cli.pace import Pace
 from elasticrl.cli.render import size
 from elasticrl.cli.screen import clip, frame
 from elasticrl.cli.top import Board, Look, Seen, read, row_of
+from elasticrl.contract.beats import Beat
 from elasticrl.daemon.control import Asker, Control
-from elasticrl.daemon.picture import Picture, Row
+from elasticrl.status.picture import Picture, Row
 
 PICTURE = Picture(
     job="toy", state="TRAINING", generation=3, step=41, committed=40, nodes=1, known=1, reason="first plan; 1 node trains",

@@ -9,7 +9,7 @@ from logs_kit import parse
 from typer.testing import CliRunner
 
 from elasticrl.cli import diagnose
-from elasticrl.core.evidence import Sign
+from elasticrl.contract.evidence import Sign
 from elasticrl.diagnose.logs import Parser
 from elasticrl.diagnose.tail import Tail
 from elasticrl.diagnose.transport import Ways, sockets

@@ -1,4 +1,4 @@
-"""`core.value.dataclass` does what the standard library's does, and later."""
+"""`base.value.dataclass` does what the standard library's does, and later."""
 
 import copy
 import dataclasses
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elasticrl.core import value
-from elasticrl.core.model import Record, Seat
+from elasticrl.base import value
+from elasticrl.contract.model import Record, Seat
 
 
 @value.dataclass(frozen=True, slots=True, kw_only=True)

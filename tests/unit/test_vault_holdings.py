@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from elasticrl.core.ring import buddies
+from elasticrl.contract.ring import buddies
 from elasticrl.runtime.vault.holdings import Holding, newest_whole
 from elasticrl.runtime.vault.version import Cut, Version, alive, grow, lineage_from_json, mark
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrl.core.veil import HIDDEN, veiled
+from elasticrl.base.redact import HIDDEN, veiled
 
 A = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zC5vB7nM9q"  # 40 letters of nobody's
 X = "0123456789abcdef" * 4

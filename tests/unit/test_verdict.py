@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrl.core import judge as judging
-from elasticrl.core.evidence import Call, Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.judge import judge
-from elasticrl.core.meanings import CONSEQUENCES, HARD, MEANINGS
-from elasticrl.core.model import Exit, Stall
-from elasticrl.core.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.contract.evidence import Call, Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.contract.model import Exit, Stall
+from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.core.judge import judge as judging
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.judge.meanings import CONSEQUENCES, HARD, MEANINGS
 
 EIGHT = Known(world=8, heard=frozenset(range(8)), nodes={rank: f"n{rank // 2:02}" for rank in range(8)})
 

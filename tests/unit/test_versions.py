@@ -12,17 +12,17 @@ from diagnosis_kit import NODES, leader
 
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job, Node
-from elasticrl.core import versions
-from elasticrl.core.events import Found
-from elasticrl.core.evidence import Evidence, Sign
-from elasticrl.core.judge import judge
-from elasticrl.core.model import Record, View
-from elasticrl.core.verdict import Fault
-from elasticrl.daemon.desk import Place
+from elasticrl.contract import versions
+from elasticrl.contract.events import Found
+from elasticrl.contract.evidence import Evidence, Sign
+from elasticrl.contract.model import Record, View
+from elasticrl.contract.verdict import Fault
+from elasticrl.core.judge.judge import judge
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
-from elasticrl.daemon.picture import picture
+from elasticrl.daemon.shared import Place
 from elasticrl.runtime import bits
+from elasticrl.status.picture import picture
 from elasticrl.telemetry.log import set_up
 
 SAME = {"python": "3.11.7", "elasticrl": "0.1.0", "wire": "1", "torch": "2.13.0", "nccl": "2.30.4"}

@@ -12,9 +12,9 @@ import pytest
 from elasticrl.config import dumps, load
 from elasticrl.config.cluster import Web
 from elasticrl.daemon import web
-from elasticrl.daemon.picture import Picture, Row
 from elasticrl.daemon.spec import for_workers
 from elasticrl.daemon.web import Page, Reply, Request, guard, page, parse, piece
+from elasticrl.status.picture import Picture, Row
 
 PICTURE = Picture(
     job="ppo-7b", state="TRAINING", generation=14, step=1284, committed=1280, nodes=2, known=3, needs=2,

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from elasticrl.core.model import REFUSED
+from elasticrl.contract.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk

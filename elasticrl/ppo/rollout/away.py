@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from elasticrl.core.parsed import parsed
-from elasticrl.core.pauses import doubled
+from elasticrl.base.parsed import parsed
+from elasticrl.base.pauses import doubled
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
 from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of

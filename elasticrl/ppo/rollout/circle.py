@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from elasticrl.core.address import join, split
+from elasticrl.base.address import join, split
 from elasticrl.ppo.rollout.weights import PIECE, Torn
 from elasticrl.runtime.group import Asking, ElasticGroup, GangError, Interrupt, StreamGroup, reach
 

@@ -20,9 +20,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from elasticrl.base.address import join, split
 from elasticrl.config import loads
-from elasticrl.core.address import join, split
-from elasticrl.core.model import REFUSED
+from elasticrl.contract.model import REFUSED
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.engine import EngineFailed

@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from elasticrl.core.address import split
-from elasticrl.core.model import REFUSED
-from elasticrl.core.strangers import HELLO_S, put_out
+from elasticrl.base.address import split
+from elasticrl.base.strangers import HELLO_S, put_out
+from elasticrl.contract.model import REFUSED
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service, Unfit
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
 from elasticrl.runtime.vault.channel import keep_alive, load_key

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from zlib_ng.zlib_ng import crc32
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.source import dtype_of, name_of

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from elasticrl.core.address import split
-from elasticrl.core.parsed import parsed
+from elasticrl.base.address import split
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.vault.channel import MAC_BYTES, Signer, keep_alive, proof, transcript_of
 
 if TYPE_CHECKING:

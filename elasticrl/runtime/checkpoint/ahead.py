@@ -13,9 +13,9 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from elasticrl.agent.parent import stops
-from elasticrl.agent.title import title
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parent import stops
+from elasticrl.base.parsed import parsed
+from elasticrl.base.title import title
 from elasticrl.runtime.checkpoint.writer import MESSAGE, serve
 
 

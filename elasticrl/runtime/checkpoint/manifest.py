@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json

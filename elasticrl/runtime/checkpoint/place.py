@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from elasticrl.agent.owned import made_closed
-from elasticrl.agent.regular import open_regular, read_regular
+from elasticrl.base.owned import made_closed
+from elasticrl.base.regular import open_regular, read_regular
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, FileEntry, parse_name
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import CheckpointStorage

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.writer import MESSAGE

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.regular import read_regular
-from elasticrl.core.words import count
+from elasticrl.base.regular import read_regular
+from elasticrl.base.words import count
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import FOLDER, Record, decode, files_of
 from elasticrl.runtime.vault.errors import DataError

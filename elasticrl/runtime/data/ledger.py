@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.owned import made_closed
-from elasticrl.core.parsed import parsed
+from elasticrl.base.owned import made_closed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError

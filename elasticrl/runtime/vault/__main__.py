@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.agent.parent import stops
-from elasticrl.agent.title import title
+from elasticrl.base.parent import stops
+from elasticrl.base.title import title
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from elasticrl.core.parsed import parsed
-from elasticrl.core.strangers import HELLO_S
+from elasticrl.base.parsed import parsed
+from elasticrl.base.strangers import HELLO_S
 from elasticrl.runtime.vault.errors import VaultError
 
 PROTOCOL = 1

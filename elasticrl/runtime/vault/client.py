@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from elasticrl.core.address import CONTROL
+from elasticrl.base.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.channel import STILL
 from elasticrl.runtime.vault.control import Control

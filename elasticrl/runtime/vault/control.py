@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.vault.channel import PROTOCOL, STILL
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.version import Version

@@ -26,7 +26,7 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.piece import ITEMSIZE, Piece, starts
 from elasticrl.runtime.vault.version import (

@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.core.address import split
+from elasticrl.base.address import split
 from elasticrl.runtime.vault.channel import Channel, greet
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Stamp, Torn

@@ -19,12 +19,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.owned import write_private
-from elasticrl.agent.parent import Led
-from elasticrl.core.address import CONTROL, overlong, split
-from elasticrl.core.parsed import parsed
-from elasticrl.core.ring import NOBODY, Ring, buddies
-from elasticrl.core.strangers import HELLO_S, put_out
+from elasticrl.base.address import CONTROL, overlong, split
+from elasticrl.base.owned import write_private
+from elasticrl.base.parent import Led
+from elasticrl.base.parsed import parsed
+from elasticrl.base.strangers import HELLO_S, put_out
+from elasticrl.contract.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError

@@ -1,7 +1,7 @@
 """The files of a vault directory: which may be written, which must stay.
 
 The one idea: a writer (a worker of this node, or a worker elsewhere whose copies we keep) owns a few files and writes its next
-version into whichever of them is neither pinned nor one of the `keep` whole ones that stay (`core.keeping`). A pin is a shared
+version into whichever of them is neither pinned nor one of the `keep` whole ones that stay (`base.keeping`). A pin is a shared
 `flock`: it ends with the process that holds it, so a killed reader pins nothing. Files are used again because fresh memory
 costs page faults.
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from elasticrl.agent.owned import foreign, shared
-from elasticrl.core.address import CONTROL
-from elasticrl.core.keeping import stays
+from elasticrl.base.address import CONTROL
+from elasticrl.base.keeping import stays
+from elasticrl.base.owned import foreign, shared
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import NoRoom, VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from elasticrl.core.parsed import parsed
+from elasticrl.base.parsed import parsed
 from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import StateError, VaultError
 from elasticrl.runtime.vault.layout import Table

@@ -1,0 +1,70 @@
+"""The one reader of JSON that comes from elsewhere: values of the store, lines on sockets, files of a run, replies over HTTP.
+
+The one idea: `json` reads more than its callers can bear. Two hundred thousand brackets break any code that walks through them,
+a number can be infinite, a letter can be half of one. So a caller gets a value of bounded depth and size, or a ValueError that
+says why not, and handles it as it handles any text that is not JSON.
+"""
+
+import json
+from itertools import chain
+from math import isfinite
+from typing import Any, Final
+
+DEEP: Final = 64  # brackets within brackets; what we write has less than a dozen
+LARGEST: Final = 64 << 20  # bytes, or letters
+
+
+class Unfit(ValueError):
+    """JSON, but none that is read; the message says why."""
+
+
+def parsed(text: str | bytes, *, finite: bool = False, most: int = LARGEST) -> Any:
+    """What a text says, or ValueError. `finite`: no number may be infinite or none at all; else they may, as a loss may be.
+
+    >>> parsed(b'{"v": 1}')
+    {'v': 1}
+    >>> parsed("[" * 200_000)
+    Traceback (most recent call last):
+        ...
+    elasticrl.base.parsed.Unfit: it has brackets in brackets, more than 64 deep
+    >>> parsed("[1e999]", finite=True)
+    Traceback (most recent call last):
+        ...
+    elasticrl.base.parsed.Unfit: it has a number that is not finite: 1e999
+    """
+    if len(text) > most:
+        raise Unfit(f"it is over {most} bytes large")
+    said = text if isinstance(text, str) else bytes(text).decode()
+    try:
+        value = _FINITE.decode(said) if finite else json.loads(said)
+    except RecursionError:
+        raise Unfit(TOO_DEEP) from None
+    if said.count("[") + said.count("{") > DEEP:
+        _bounded(value)
+    if "\\ud" in said or "\\uD" in said:  # maybe half of a pair, which cannot be written anywhere
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
+
+
+TOO_DEEP: Final = f"it has brackets in brackets, more than {DEEP} deep"
+
+
+def _bounded(value: Any) -> None:
+    """Level by level, as to call oneself for each would end as the readers do."""
+    level = [value]
+    for _ in range(DEEP):
+        inner = chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        level = [each for each in inner if type(each) is dict or type(each) is list] if level else []
+        if not level:
+            return
+    raise Unfit(TOO_DEEP)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise Unfit(f"it has a number that is not finite: {text[:40]}")
+    return value
+
+
+_FINITE: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)

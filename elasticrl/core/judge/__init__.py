@@ -1,0 +1,1 @@
+"""What evidence means: which fault it was, and who is to blame."""

@@ -1,0 +1,1 @@
+"""What a leader decides: who trains, who is kept out, and the next plan."""

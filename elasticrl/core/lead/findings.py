@@ -1,0 +1,176 @@
+"""What the leader finds out: everybody's facts filed, judged, and answered as the operator has said.
+
+The one idea: facts come with the records; the verdict on the present gang is judged anew when they change, whether or not any
+rule will ask for it.
+"""
+
+from dataclasses import replace
+
+from elasticrl.contract.cause import Cause, found, gone
+from elasticrl.contract.events import Workers
+from elasticrl.contract.evidence import Evidence, bounded, of_exit
+from elasticrl.contract.model import Phase, Seat, Work
+from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
+from elasticrl.core.judge import straggler
+from elasticrl.core.judge.judge import judge
+from elasticrl.core.judge.policy import Act, Answer, Scope, answer
+from elasticrl.core.lead.fallback import too_slow
+from elasticrl.core.lead.scene import Fate, Scene
+from elasticrl.core.node import dossier
+from elasticrl.core.node.state import Finding, Lead
+
+
+def investigate(scene: Scene, lead: Lead, own: dossier.Filed, workers: Workers) -> Lead:
+    """File what is new, judge it, and know what would be done about it. `own`: this node's evidence; `workers`: its own."""
+    records, now = scene.records, scene.now
+    lead = _gone_on(scene, lead, workers)
+    fresh: list[Evidence] = [*own, *_derived(scene)]
+    if records is not lead.read:
+        changed = (record for node, record in records.items() if record is not lead.read.get(node))
+        fresh += [fact for record in changed for fact in record.evidence]
+    if fresh or lead.facts:
+        facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S, passed=lead.passed)
+        lead = replace(lead, facts=facts, finding=_judged(scene, lead, facts))
+    return replace(_paced(scene, lead), read=records) if records is not lead.read else lead
+
+
+def _gone_on(scene: Scene, lead: Lead, workers: Workers) -> Lead:
+    """Whether all ranks have made a step together that none had begun when they were looked at the last time but one: so old
+    may be what their records say. One that has made it says so for all, and of this node's own workers it is known at once.
+
+    Found live: records tell the step every few seconds, and for so long a hang was blamed on a disk that had been full before.
+    """
+    plan, training = scene.plan, scene.doing[Work.TRAINING]
+    if plan is None or plan.phase is not Phase.TRAIN or len(training) < len(plan.seats) or not training:
+        return lead
+    ours = [workers.step] if workers.generation == plan.generation and workers.work is Work.TRAINING else []
+    newest = max((*(record.step for record in training), *ours))
+    if lead.marks and newest <= lead.marks[-1][1] + 1:
+        return lead
+    passed = {**lead.passed, plan.generation: lead.marks[0][0]} if len(lead.marks) > 1 else lead.passed
+    return replace(lead, marks=(*lead.marks[-1:], (scene.now, newest)), passed=passed)
+
+
+def _derived(scene: Scene) -> tuple[Evidence, ...]:
+    """What the records amount to beside what they say: who failed, and who is not there any more."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return ()
+    found = []
+    for fate, seat in zip(scene.fates, plan.seats, strict=True):
+        if fate.seat is not None and not fate.fresh:
+            continue
+        record = scene.record_of(seat)
+        node, generation = seat.member.node, plan.generation
+        if _went(scene, seat):
+            found.append(_gone(fate, seat, generation))
+        elif record and record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
+            rank = plan.first_rank(seat.member) + record.exit.slot
+            found.append(of_exit(record.exit, rank=rank, node=node))
+    return (*found, *_left(scene))
+
+
+def departed(scene: Scene) -> tuple[Evidence, ...]:
+    """Those who have gone from a gang that is being probed."""
+    plan = scene.plan
+    if plan is None:
+        return ()
+    fates = zip(scene.fates, plan.seats, strict=True)
+    lost = [(fate, seat) for fate, seat in fates if fate.seat is None and not fate.leaving]
+    return tuple(_gone(fate, seat, plan.generation) for fate, seat in lost if _went(scene, seat))
+
+
+def _went(scene: Scene, seat: Seat) -> bool:
+    """Is this life not there any more, as far as others can tell?"""
+    record = scene.record_of(seat)
+    return seat.member.node in scene.conviction.guilty or record is None or record.member != seat.member
+
+
+def _gone(fate: Fate, seat: Seat, generation: int) -> Evidence:
+    return dossier.gone(seat.member.node, gone(fate.cause) if fate.cause else "", generation, None)
+
+
+def _left(scene: Scene) -> tuple[Evidence, ...]:
+    """Few have left a gang that the others were still forming: what kept it from forming is theirs, whatever others print."""
+    plan, gone = scene.plan, scene.doing[Work.PARKED]
+    if plan is None or scene.lead.formed == plan.generation or len(gone) > len(scene.doing[Work.JOINING]):
+        return ()
+    return tuple(dossier.left(record.member.node, plan) for record in gone)
+
+
+def _judged(scene: Scene, lead: Lead, facts: dossier.Filed) -> Finding | None:
+    """The verdict on the present gang, and the answer to it."""
+    plan = scene.plan
+    if plan is None:
+        return None
+    gang = lead.gang or plan.generation - 1
+    # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
+    facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
+    seated = frozenset(plan.node_of.values())
+    chosen = dossier.concerning(facts, range(gang, plan.generation + 1), seated, lead.passed)
+    if not dossier.speaks(chosen):
+        return None
+    if lead.finding is not None and lead.finding.of == chosen:
+        verdict = lead.finding.verdict  # what the caps let us do about it may have changed all the same
+    else:
+        verdict = judge(chosen, Known(world=plan.world, nodes=plan.node_of))
+    return Finding(of=chosen, verdict=verdict, answer=answer_to(scene, lead, verdict, gloo=False))
+
+
+def _new(fact: Evidence, lead: Lead) -> bool:
+    over = lead.let_back.get(fact.node) if fact.node is not None else None
+    return over is None or (fact.when or 0.0) > over
+
+
+def answer_to(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answer:
+    """What the operator's words, and the caps on them, make of a verdict."""
+    settings = scene.settings
+    words = {fault: Act(settings.policy[fault]) for fault in Fault if fault in settings.policy}
+    scope = Scope(
+        known=len(scene.records),
+        min_nodes=settings.membership.min_nodes,
+        held=frozenset(scene.held),
+        recent=len(lead.put_out),
+        share=settings.health.quarantine_share,
+        gloo=gloo and settings.fallback == "gloo",
+        slow=too_slow(scene) if gloo else "",
+    )
+    return answer(verdict, words, scope)
+
+
+def brief(verdict: Verdict) -> Verdict:
+    """As it goes into a plan, which every node reads."""
+    return replace(verdict, because=tuple(bounded(fact, 120) for fact in verdict.because[:6]))
+
+
+def known(verdict: Verdict | None) -> tuple[Cause, ...]:
+    """What a verdict says, where that is more than a guess."""
+    if verdict is None or verdict.fault is Fault.UNKNOWN or verdict.confidence is Confidence.LOW:
+        return ()
+    return (found(verdict),)
+
+
+def _paced(scene: Scene, lead: Lead) -> Lead:
+    """One more row of how long everybody's phases took, once all have said it anew; and who is slow by the last of them."""
+    plan, health = scene.plan, scene.settings.health
+    if plan is None or plan.phase is not Phase.TRAIN or len(plan.seats) < 2:
+        return lead
+    fresh = {}
+    for record in scene.doing[Work.TRAINING]:
+        before = lead.read.get(record.member.node)
+        if record.pace and (before is None or before.pace != record.pace):
+            fresh[record.member.node] = record.pace
+    if not fresh:
+        return lead
+    paces = {**lead.paces, **fresh}
+    if len(paces) < len(plan.seats):
+        return replace(lead, paces=paces)
+    row: dict[int, dict[str, float]] = {}
+    rank = 0
+    for seat in plan.seats:
+        for pace in paces.get(seat.member.node, ()):
+            row.setdefault(rank + pace.slot, {})[pace.phase] = pace.seconds
+        rank += seat.slots
+    history = (*lead.history, row)[-4 * health.straggler_steps :]
+    slow = straggler.slow(history, z=health.straggler_z, steps=health.straggler_steps)
+    return replace(lead, paces={}, history=history, slow=straggler.evidence(slow, plan.node_of))

@@ -1,0 +1,149 @@
+"""Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
+
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Intent, Outcome, Phase, Rung, Work
+from elasticrl.core.lead.lost_seats import stranding
+from elasticrl.core.lead.scene import Move, Scene
+
+
+def over(scene: Scene) -> Move | None:
+    """A stopped job stays stopped."""
+    if scene.plan and scene.plan.phase is Phase.STOP:
+        return Move()
+    return None
+
+
+def who(scene: Scene) -> str:
+    """Who wants what is wanted of the job."""
+    return scene.view.intent_by or "an operator"
+
+
+def asked_to_stop(scene: Scene) -> Move | None:
+    """An operator wants the job to end. (What was asked before an earlier stop has been answered by it.)"""
+    view = scene.view
+    if view.intent is not Intent.STOP or (
+        scene.plan is None and view.plan and view.intent_generation < view.plan.generation
+    ):
+        return None
+    if scene.stop_answered:
+        return None
+    until = scene.lead.since + scene.settings.membership.lease_ttl_s  # by then the dead have no record
+    if scene.older(scene.since) and scene.now < until:
+        return Move(wake_at=until, why="a stop was asked before this leader began; waiting whether others were there")
+    if first := _ends_to_save(scene) or _forms_to_save(scene):
+        return first
+    if _mends_to_save(scene):
+        return None  # what follows are the rules for who is lost
+    # All of the gang save, those too that leave, or of whom nothing is heard just now: without them no save is whole.
+    seats, causes = scene.plan.seats if scene.plan else (), [_stopped(scene)]
+    if scene.behind and _broken(scene):
+        causes.append(Cause(why=Why.UNSAVED, step=scene.view.committed, count=scene.newest))
+    return Move(plan=scene.write(Phase.STOP, seats, *causes, exit_code=Outcome.STOPPED.value))
+
+
+def _stopped(scene: Scene) -> Cause:
+    return Cause(why=Why.STOPPED, nodes=(who(scene),))
+
+
+def _broken(scene: Scene) -> bool:
+    """Can the gang not save as it is, as it has lost somebody, or been left by somebody? Who leaves saves first."""
+    lost = any(fate.fresh or (fate.seat is None and not fate.leaving) for fate in scene.fates)
+    return lost or bool(scene.doing[Work.PARKED]) or (scene.plan is not None and scene.plan.phase is not Phase.TRAIN)
+
+
+def _ends_to_save(scene: Scene) -> Move | None:
+    """A held gang that ends with a save, as nodes leave that it cannot spare, does so first. Found by putting a stop at every
+    moment of such a drain: its first rank had no seat any more, so nobody committed what was saved.
+    """
+    plan, due = scene.plan, scene.lead.planned_at + 2 * scene.settings.recovery.drain_s
+    if plan is None or plan.phase is not Phase.HOLD or not plan.saves or scene.now >= due:
+        return None
+    records = filter(None, map(scene.record_of, plan.seats))
+    if not scene.behind and all(record.work is Work.NONE for record in records):
+        return None
+    return Move(wake_at=due, why=f"{_stopped(scene)}; its gang ends with a save")
+
+
+def _mends_to_save(scene: Scene) -> bool:
+    """A gang that broke as it was to stop is mended first, so that it can save, while enough are there and its time is not up.
+
+    Who is silent but has a record may come back. Found by a kill of a daemon, for a second, at every moment of a stop.
+    """
+    plan = scene.plan
+    if plan is None or scene.now >= scene.stop_due or not _broken(scene):
+        return False
+    if plan.phase is Phase.HOLD and plan.saves:
+        return False  # it has ended, and saved what it could
+    made = scene.settings.means.commits and (scene.behind or bool(scene.doing[Work.TRAINING]))
+    here = [node for node, record in scene.records.items() if not record.leaving and node not in scene.held]
+    return made and len(here) >= scene.settings.membership.min_nodes
+
+
+def _forms_to_save(scene: Scene) -> Move | None:
+    """Only a gang can save: one that is paused or probed forms once more, one that is forming may do so, in its time.
+
+    The simulator had believed that parked workers save. Live, a job that was paused and then stopped went on from its last
+    commit when it was started again.
+    """
+    plan = scene.plan
+    if plan is None or scene.trained or scene.still_trains or (plan.phase is Phase.HOLD and plan.saves):
+        return None  # (one that is to grow trains on, and can save as it is)
+    enough = max(len(plan.seats), scene.settings.membership.min_nodes)
+    if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):
+        return None  # what would be waited for is not there
+    if not scene.behind:
+        return None
+    if plan.phase is not Phase.TRAIN:
+        again = scene.train(scene.kept, _stopped(scene), rung=Rung.REFORM, strike=plan.strike, saves=True)
+        return Move(plan=again)
+    if scene.left_behind:  # it has broken up before it had grown
+        causes = (_stopped(scene), Cause(why=Why.WITHOUT_LOADING))
+        return Move(plan=scene.train(scene.staying, *causes, rung=Rung.REFORM, strike=plan.strike, saves=True))
+    if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
+        return None
+    return Move(wake_at=scene.deadline, why=f"{_stopped(scene)}; its gang forms, to save")
+
+
+def finished(scene: Scene) -> Move | None:
+    """All steps are made, and the last is on disk."""
+    plan = scene.plan
+    # (Those whom the plan only adds make no step any more.)
+    awaited = {seat.member for seat in plan.seats if not plan.grows or seat.born < plan.generation} if plan else set()
+    if plan is None or not awaited or not awaited <= {record.member for record in scene.doing[Work.DONE]}:
+        return None
+    if scene.view.committed < scene.settings.steps:
+        drain_s = scene.settings.recovery.drain_s
+        due = drain_s + (scene.now if scene.lead.done_at is None else scene.lead.done_at)
+        if scene.now < due:
+            return Move(wake_at=due, why="all steps are made; the last checkpoint is being committed")
+        who, step = plan.seats[0].member, scene.settings.steps
+        why = f"all steps are made, but step {step} was not committed within {drain_s:g} s: rank 0's log ({who}) says more"
+        return Move(why=f"{why}; elasticrl stop ends the job from step {scene.view.committed}")
+    made = Cause(why=Why.FINISHED, step=scene.view.committed)
+    if not scene.settings.means.commits:
+        made = Cause(why=Why.SCRIPT_ENDED)
+    return Move(plan=scene.write(Phase.STOP, plan.seats, made, exit_code=Outcome.FINISHED.value))
+
+
+def asked_to_pause(scene: Scene) -> Move | None:
+    """An operator wants the job to wait."""
+    if scene.view.intent is not Intent.PAUSE:
+        return None
+    if leaving := _leave_while_paused(scene):
+        return leaving
+    paused = Cause(why=Why.PAUSED, nodes=(who(scene),))
+    if scene.plan is None or scene.plan.phase is Phase.HOLD:
+        return Move(why=str(paused))
+    if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
+        return None  # what follows is the rule for who leaves
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, paused, strike=scene.plan.strike))
+
+
+def _leave_while_paused(scene: Scene) -> Move | None:
+    """Nodes that cannot be spared leave a paused job, as all do when its service is stopped everywhere."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.HOLD or plan.saves or not scene.behind:
+        return None
+    if (unspared := stranding(scene)) is None:
+        return None
+    return Move(plan=scene.train(plan.seats, unspared, rung=Rung.REFORM, strike=plan.strike, saves=True))

@@ -1,0 +1,71 @@
+"""How often the same thing may fail: a failure is remembered in the plan, and a crash loop stops the job."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.model import Outcome, Phase, Plan, Strike
+from elasticrl.contract.verdict import Verdict
+from elasticrl.core.judge.policy import Act, Answer
+from elasticrl.core.lead.scene import Move, Scene
+
+FIGURES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)  # addresses, shapes, sizes, process ids, ranks
+
+
+def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = False) -> Strike:
+    """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
+    beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
+
+    Found by seed 1188: a worker that failed of something else in between must not make a crash loop look new.
+    """
+    if before is None or step > before.step:
+        return Strike(cause=cause, step=step, count=1)
+    same = alike(before.cause, cause)
+    if own or (same and step == before.step):
+        return replace(before, count=before.count + 1, mixed=before.mixed or not same)
+    return before if before.count > 1 else Strike(cause=cause, step=step, count=1)
+
+
+def alike(one: Cause, other: Cause) -> bool:
+    """The same but for figures, which are of one rank, process or moment?
+
+    >>> one, other = "ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab"
+    >>> alike(Cause(why=Why.FAILED, said=one), Cause(why=Why.FAILED, said=other))
+    True
+    """
+    bare, also = (replace(each, said=FIGURES.sub("#", each.said)) for each in (one, other))
+    return bare == also
+
+
+def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:
+    """Go on, or stop the job: the same failure has come too often."""
+    limit = scene.settings.recovery.no_progress_limit
+    if strike is None or strike.count < limit:
+        return Move(plan=go_on())
+    mixed = ", among others" if strike.mixed else ""
+    loop = Cause(
+        why=Why.CRASH_LOOP,
+        fault=strike.cause.fault,
+        count=strike.count,
+        step=strike.step,
+        said=f"{strike.cause}{mixed}",
+    )
+    seats = scene.plan.seats if scene.plan else ()
+    return Move(plan=scene.write(Phase.STOP, seats, loop, strike=strike, exit_code=Outcome.CRASH_LOOP.value))
+
+
+def hopeless(scene: Scene) -> Move | None:
+    """As `hopeless_by`, of what is known of the present gang."""
+    finding = scene.lead.finding
+    return None if finding is None else hopeless_by(scene, finding.verdict, finding.answer)
+
+
+def hopeless_by(scene: Scene, verdict: Verdict, answer: Answer) -> Move | None:
+    """The job stops: what is proven broke it, and the operator has said that going on would only burn the cluster."""
+    if answer.act is not Act.STOP:
+        return None
+    seats = scene.plan.seats if scene.plan else ()
+    ends = Cause(why=Why.POLICY, fault=verdict.fault, said=answer.reason)
+    plan = scene.write(Phase.STOP, seats, ends, exit_code=Outcome.CRASH_LOOP.value)
+    return Move(plan=plan, verdict=verdict)

@@ -1,0 +1,1 @@
+"""What each node decides by itself: follow the plan, stand for office, suspect, leave."""

@@ -1,0 +1,93 @@
+"""A store that has lost what it knew, under a job that goes on: etcd's data are gone, or were set back to an earlier day.
+
+The one idea: every node has seen the plan that it follows, so what the store forgets the nodes still know. They go on by that,
+and one of them writes it again, under a generation above all that anybody can have seen. So whoever knows an older plan, and
+whoever began beside the empty store, follows it as any new plan.
+"""
+
+from dataclasses import replace
+
+from elasticrl.contract.cause import Cause, Why
+from elasticrl.contract.events import Restore
+from elasticrl.contract.model import Phase, Plan, Rung, View
+from elasticrl.core.node.adopt import AHEAD
+from elasticrl.core.node.follow import alive, plan_of, workers_of
+from elasticrl.core.node.state import State, Wish
+
+
+def better(known: View, view: View) -> View:
+    """What the store shows now, but for what this node knows better. (The revisions are the store's: they fence writes.)"""
+    plan, commit = known.plan, known.commit
+    if plan is not None and view.plan is not plan:
+        # One of the same number may be by who began beside the empty store.
+        other = known.lost or view.epoch > known.epoch
+        if view.generation < plan.generation or (other and view.generation == plan.generation and view.plan != plan):
+            view = replace(view, plan=plan, lost=True)
+    if commit is not None and view.committed < commit.step:
+        view = replace(view, commit=commit, lost=True)
+    if view.lost and view.intent_generation < known.intent_generation:
+        view = replace(view, intent=known.intent, intent_generation=known.intent_generation, intent_by=known.intent_by)
+    return view
+
+
+def behind(state: State) -> bool:
+    """Does the store know less of this job than this node? (Who waits for an ended job to begin again knows nothing of it.)"""
+    return state.view.lost and plan_of(state) is not None
+
+
+def outrun(state: State, now: float) -> Wish | None:
+    """What a leader does whose own workers were told of a newer plan than the store shows: nothing, as somebody is about to
+    write that again; where nobody knows it any more, it writes the store's again, above both. None: they were not.
+
+    Found with no deputies, by a leader that started in the moment of a setback.
+    """
+    plan, workers = plan_of(state), workers_of(state)
+    if state.lead is None or plan is None or not alive(workers) or workers.generation <= plan.generation:
+        return None
+    due = state.lead.since + 2 * state.settings.membership.lease_ttl_s
+    return Wish((_written_again(state, plan),)) if now >= due else Wish(wake_at=due)
+
+
+def heal(state: State, now: float, after_s: float) -> Wish:
+    """Write again what the store has lost, this long after that was seen: others may come first."""
+    plan = plan_of(state)
+    if state.lost_since is None or plan is None:
+        return Wish()
+    due = state.lost_since + after_s
+    if now < due:
+        return Wish(wake_at=due)
+    reason = "the store has lost what it knew of this job: writing it again"
+    return Wish((_written_again(state, plan),), reason=reason)
+
+
+def _written_again(state: State, plan: Plan) -> Restore:
+    view = state.view
+    return Restore(
+        plan=_again(state, plan),
+        commit=view.commit,
+        intent=view.intent,
+        intent_generation=view.intent_generation,
+        if_plan=view.plan_revision,
+        if_commit=view.commit_revision,
+    )
+
+
+def _again(state: State, plan: Plan) -> Plan:
+    """The plan that was lost, for the same members, as the next one of all. Who trains forms anew, in place.
+
+    A store that loses its data again may have known of one that was written again: found by two losses within 0.3 s.
+    """
+    view = state.view
+    why = Why.STORE_LOST if view.plan_revision == 0 else Why.STORE_SET_BACK
+    lost = Cause(why=why, nodes=(state.me.node,))
+    trains = plan.phase is Phase.TRAIN
+    return replace(
+        plan,
+        generation=max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch),
+        rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
+        resume=view.committed,
+        causes=(lost,) if trains else (*plan.causes, lost),
+        verdict=None,
+        again=True,
+        gang=() if state.made == plan.generation else plan.gang,
+    )

@@ -1,0 +1,1 @@
+"""A job as people see it: what `elasticrl status` and the incidents show. Pure."""
