@@ -29,15 +29,16 @@ from typing import Final
 from chaos.mutants import MUTANTS, ROOT
 
 CORE: Final = (
-    "step", "follow", "lead", "losses", "growth", "intents", "probing", "stalls", "strikes", "quarantines", "suspect",
-    "setback", "shards", "scene", "drain", "fallback",
+    "step", "node.follow", "lead.lead", "lead.lost_seats", "lead.growth", "lead.intents", "lead.probing", "lead.stalls",
+    "lead.strikes", "lead.quarantines", "node.suspect", "node.setback", "lead.shards", "lead.scene", "lead.drain",
+    "lead.fallback",
 )  # fmt: skip
 #: What the store is asked to compare: the simulator's own, since the core only names the revisions.
 FENCES: Final = ("campaign", "propose", "restore", "commit", "confine", "inspect", "ask")
 #: What these answer is only said, in a plan's reason, a log or a status: nothing is decided by it.
 TEXT: Final = (
     "step.notes", "step.reports", "step.found", "step._answered", "follow._advice", "follow.unsaved", "follow.told_now",
-    "losses._why_lost", "growth._begins", "growth.unready", "quarantines.with_cap", "shards._and", "scene.Scene.unlike",
+    "lost_seats._why_lost", "growth._begins", "growth.unready", "quarantines.with_cap", "shards._and", "scene.Scene.unlike",
     "intents.who", "fallback.Cost.__str__", "fallback.measured", "suspect.Detector.late",
 )  # fmt: skip
 EQUIVALENT: Final = ROOT / "chaos" / "equivalent.txt"
@@ -277,7 +278,7 @@ def breaking(mutant: Mutant) -> Iterator[None]:
 def _forget() -> None:
     """What the core has kept of earlier answers."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("elasticrl.core."):
+        if name.startswith(("elasticrl.core.", "elasticrl.contract.", "elasticrl.base.")):
             for value in vars(module).values():
                 if callable(getattr(value, "cache_clear", None)):
                     value.cache_clear()
@@ -556,7 +557,14 @@ def chosen(sample: int, only: Sequence[str]) -> list[Mutant]:
 
 def felt_in(names: frozenset[str], seeds: int, pool: ProcessPoolExecutor) -> dict[str, list[str]]:
     """Where each mutant is felt, in the order to look. It is kept under out/ as long as no source and no scenario changes."""
-    globs = ("elasticrl/core/*.py", "chaos/*.py", "chaos/sim/*.py", "chaos/scenarios/*.yaml")
+    globs = (
+        "elasticrl/base/*.py",
+        "elasticrl/contract/*.py",
+        "elasticrl/core/**/*.py",
+        "chaos/*.py",
+        "chaos/sim/*.py",
+        "chaos/scenarios/*.yaml",
+    )
     sources = sorted(path for glob in globs for path in ROOT.glob(glob))
     told = b"".join(path.read_bytes() for path in sources) + f"{sorted(names)} {seeds}".encode()
     kept = ROOT / "out" / "chaos" / f"felt-{blake2b(told, digest_size=8).hexdigest()}.json"

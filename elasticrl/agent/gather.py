@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.base.value import dataclass
-from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Pace, Stall, Work
 from elasticrl.core.node.suspect import Budgets, Progress
 
-RESTING = frozenset({State.WARM, State.PARKED, State.DONE})  # nobody expects progress of these
+RESTING = frozenset({Stage.WARM, Stage.PARKED, Stage.DONE})  # nobody expects progress of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     newest = max(workers, key=lambda w: w.beat.saved)
     # Who waits outside of the gang says so again and again; the others of this node wait for it.
     shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
-    loads = any(w.beat.state is State.WARM and not w.finished for w in workers)  # whatever it says that it does
+    loads = any(w.beat.state is Stage.WARM and not w.finished for w in workers)  # whatever it says that it does
     return Facts(
         work=work_of(workers, generation, worst),
         step=min(w.beat.step for w in workers),
@@ -52,24 +52,24 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
 
 def work_of(workers: list[Beating], generation: int, stall: Stall | None) -> Work:
     """The word for all of them: done or parked if all are, joining if any is."""
-    if all(w.finished or w.beat.state is State.DONE for w in workers):
+    if all(w.finished or w.beat.state is Stage.DONE for w in workers):
         return Work.DONE
     states = {state_of(w, generation) for w in workers}
-    if State.JOINING in states:
+    if Stage.JOINING in states:
         return Work.JOINING
     if stall is not None and stall.waiting:
         return Work.STALLED
-    if State.PARKED in states:
+    if Stage.PARKED in states:
         return Work.PARKED
     return Work.TRAINING
 
 
-def state_of(worker: Beating, generation: int) -> State:
+def state_of(worker: Beating, generation: int) -> Stage:
     """Its state in this generation."""
     if worker.finished:
-        return State.DONE
-    behind = worker.beat.generation < generation or worker.beat.state is State.WARM
-    return State.JOINING if behind else worker.beat.state
+        return Stage.DONE
+    behind = worker.beat.generation < generation or worker.beat.state is Stage.WARM
+    return Stage.JOINING if behind else worker.beat.state
 
 
 def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
@@ -132,7 +132,7 @@ class Usual:
             seen[worker.slot] = beat
         for worker in workers:
             stall = stall_of(worker, budgets, now)
-            at_work = worker.beat.state is State.TRAINING and not (worker.finished or worker.stopped)
+            at_work = worker.beat.state is Stage.TRAINING and not (worker.finished or worker.stopped)
             if stall and at_work:
                 stalls[worker.slot] = stall
         return Usual(budgets=budgets, seen=seen, stalls=stalls, halves=halves)
@@ -141,7 +141,7 @@ class Usual:
 def _trained_on(before: Snapshot, after: Snapshot) -> bool:
     """Is it the same process, in the same gang?"""
     same = before.pid == after.pid and before.generation == after.generation
-    return same and before.state is State.TRAINING and after.state in (State.TRAINING, State.DONE)
+    return same and before.state is Stage.TRAINING and after.state in (Stage.TRAINING, Stage.DONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from elasticrl.base.title import title
 from elasticrl.base.value import dataclass
 from elasticrl.contract.beats import Beat
 from elasticrl.contract.orders import Halt, Place
-from elasticrl.contract.seat import Seat, open_log, take_place
+from elasticrl.contract.seat import OwnSeat, open_log, take_place
 from elasticrl.diagnose import witness
 
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
@@ -78,7 +78,7 @@ def live(channel: socket.socket, job: Job) -> None:
         os.environ.pop(name, None)
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
-    seat = Seat(channel, Beat(Path(job.page)))
+    seat = OwnSeat(channel, Beat(Path(job.page)))
     told = importlib.import_module(job.fingerprint) if job.fingerprint else None
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     if seat.expect(IDLE_S) is None:

@@ -1,1 +1,1 @@
-"""What every package uses and none owns: values, addresses, words, pauses. It imports the standard library alone."""
+"""What every package may use and none owns: values, addresses, words, pauses, locks. It imports the standard library alone."""

@@ -39,7 +39,7 @@ FIRST: Final = 64  # where the first copy begins; before it only the magic
 COUNTS: Final = struct.Struct(f"<{FIRST + SUM.size}xQ{HALF - 8}xQ")  # of both copies, each the first field of its body
 
 
-class State(IntEnum):
+class Stage(IntEnum):
     """Where a worker is between two generations."""
 
     WARM = 0  # started, without a rank
@@ -49,14 +49,14 @@ class State(IntEnum):
     DONE = 4  # all steps made
 
 
-STATES: Final = tuple(State)
+STAGES: Final = tuple(Stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One beat. Times are on the machine's monotonic clock, which all its processes share.
 
-    Example: Snapshot(generation=14, step=1283, phase="rollout", since=812.4, state=State.TRAINING)
+    Example: Snapshot(generation=14, step=1283, phase="rollout", since=812.4, state=Stage.TRAINING)
     """
 
     generation: int = 0
@@ -65,7 +65,7 @@ class Snapshot:
     saved: int = 0  # newest step whose disk checkpoint is whole
     manifest: str = ""  # of `saved`
     pid: int = 0
-    state: State = State.WARM
+    state: Stage = Stage.WARM
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
     waited_s: float = 0.0  # of that time, what it has waited for others so far
@@ -100,7 +100,7 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     if count == 0:
         return None
     return count, Snapshot(
-        generation=generation, born=born, step=step, saved=saved, pid=pid, state=STATES[state], waiting=bool(waiting),
+        generation=generation, born=born, step=step, saved=saved, pid=pid, state=STAGES[state], waiting=bool(waiting),
         since=since, waited_s=waited_s, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
         manifest=text(manifest),
         spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name[0]),
@@ -199,7 +199,7 @@ class Beat:
         """A step is done everywhere. The first sign that a new generation works. `moved`: bytes sent that no beat has told."""
         self.back()
         self._account()
-        if self.now.state is State.JOINING:
+        if self.now.state is Stage.JOINING:
             self._begin()
         self.now = replace(self.now, step=step, since=time.monotonic(), waited_s=0.0, bytes=self.now.bytes + moved)
         self._write()
@@ -241,7 +241,7 @@ class Beat:
         """A rank in a new generation was taken."""
         step = max(resume, self.now.step) if self.now.generation else resume
         self.now = replace(
-            self.now, generation=generation, born=born, step=step, state=State.JOINING, phase=MEETING,
+            self.now, generation=generation, born=born, step=step, state=Stage.JOINING, phase=MEETING,
             since=time.monotonic(), waited_s=0.0, waiting=False, restore_s=0.0,
         )  # fmt: skip
         self._formed, self._left = None, ""
@@ -259,9 +259,9 @@ class Beat:
     def _begin(self) -> None:
         now = time.monotonic()
         self._spent, self._worked = {}, now  # this generation's
-        if self.now.state is State.JOINING and self._formed is not None:
+        if self.now.state is Stage.JOINING and self._formed is not None:
             self.now = replace(self.now, restore_s=now - self._formed)
-        self.now = replace(self.now, state=State.TRAINING, since=now, waited_s=0.0, waiting=False)
+        self.now = replace(self.now, state=Stage.TRAINING, since=now, waited_s=0.0, waiting=False)
 
     def parked(self, generation: int) -> None:
         """Out of the group, state in hand. `generation` is the newest that this worker was told of."""
@@ -270,7 +270,7 @@ class Beat:
         self.now = replace(
             self.now,
             generation=generation,
-            state=State.PARKED,
+            state=Stage.PARKED,
             phase="parked",
             since=time.monotonic(),
             waited_s=0.0,
@@ -282,7 +282,7 @@ class Beat:
         """All steps are made."""
         self._left = ""
         self.now = replace(
-            self.now, state=State.DONE, phase="done", since=time.monotonic(), waited_s=0.0, waiting=False
+            self.now, state=Stage.DONE, phase="done", since=time.monotonic(), waited_s=0.0, waiting=False
         )
         self._write()
 

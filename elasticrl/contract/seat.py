@@ -4,7 +4,7 @@ The one idea: the agent never kills a living worker to tell it something. A watc
 keeps only the newest; the training thread looks when it likes (`poll`), waits when it has nothing else to do (`wait`), and
 may ask to be called from the watcher's thread when an order comes (`on_order`), to break a wait in a collective.
 
-    seat = Seat.here()
+    seat = OwnSeat.here()
     while (place := seat.wait()) is not None:      # None: time to end
         join(place.endpoint, place.prefix, place.rank, place.world)
         while seat.poll() is None:
@@ -13,7 +13,7 @@ may ask to be called from the watcher's thread when an order comes (`on_order`),
         leave()
 
 No torch here: a program may hold a seat before it has imported anything. Without an agent there is no seat, and
-`Seat.here()` says so.
+`OwnSeat.here()` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.base.title import title
-from elasticrl.contract.beats import Beat, State
+from elasticrl.contract.beats import Beat, Stage
 from elasticrl.contract.model import UNTOLD, Commit, Rung
 from elasticrl.contract.orders import Halt, Park, Place
 
@@ -98,10 +98,10 @@ def take_place(place: Place) -> None:
     title(f"r{place.rank}")
 
 
-class Seat:
+class OwnSeat:
     """This process's seat. One per process."""
 
-    _here: ClassVar[Seat | None] = None
+    _here: ClassVar[OwnSeat | None] = None
 
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
@@ -115,11 +115,11 @@ class Seat:
         self._number = 0  # of the newest
         self._taken = 0  # newest that wait() has returned
         self._told: Callable[[Order], None] | None = None
-        Seat._here = self
+        OwnSeat._here = self
         threading.Thread(target=self._watch, name="elasticrl-seat", daemon=True).start()
 
     @classmethod
-    def here(cls) -> Seat:
+    def here(cls) -> OwnSeat:
         """The seat of this process, or NoSeat."""
         if cls._here is None:
             raise NoSeat(
@@ -134,7 +134,7 @@ class Seat:
         Call it out of any process group: by calling it you say that your state is in hand and nobody waits for you.
         """
         with self._changed:
-            if not self._ready(done) and self.beat.now.state not in {State.WARM, State.DONE}:
+            if not self._ready(done) and self.beat.now.state not in {Stage.WARM, Stage.DONE}:
                 self.beat.parked(self._order.generation if self._order else 0)
             while not self._ready(done):
                 if isinstance(self._order, Park):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from elasticrl.base.ticks import until_next
 from elasticrl.base.value import dataclass
-from elasticrl.contract.beats import Page, Snapshot, State
+from elasticrl.contract.beats import Page, Snapshot, Stage
 from elasticrl.contract.wire import Worker
 
 if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
@@ -72,7 +72,7 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
     if marks is None or marks.last.pid != beat.pid or not marks.last.generation:
         return _anew(beat, now, fresh=True), None
     last = marks.last
-    if marks.fresh and beat.step != last.step and (last.state is not State.TRAINING or beat.step != last.step + 1):
+    if marks.fresh and beat.step != last.step and (last.state is not Stage.TRAINING or beat.step != last.step + 1):
         return _anew(
             beat, now
         ), None  # nor of those that it was given from others' memory, which its first word may be of

@@ -1,8 +1,8 @@
 """Flight recorders of a node's workers: each is asked for its own, and what it answers is read as its collectives.
 
 The one idea: every rank of a process group issues the same collectives in the same order, so each rank's dump is one row of
-a table whose columns are sequence numbers. A node has a few rows; `core.judge.parting` sees the last of all nodes' and says where
-they part. Dumps come as JSON from the workers: torch writes pickles, and a pickle from another process is never loaded here.
+a table whose columns are sequence numbers. A node has a few rows. `core.judge.parting` sees the last of all nodes' and says
+where they part. Dumps come as JSON from the workers: torch writes pickles, and no pickle of others is ever loaded here.
 With gloo the entries' state stays "scheduled", so states only sharpen the answer.
 """
 

@@ -39,10 +39,10 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.torch_version import TorchVersion
 
 from elasticrl.config import Tree
-from elasticrl.contract.beats import Beat, State
+from elasticrl.contract.beats import Beat, Stage
 from elasticrl.contract.model import OUTSIDE, STATES, Rung
 from elasticrl.contract.orders import Halt, Place
-from elasticrl.contract.seat import NoSeat, Order, Seat
+from elasticrl.contract.seat import NoSeat, Order, OwnSeat
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, exchange
 from elasticrl.runtime.buffers import Buffers
@@ -99,7 +99,7 @@ def join(config: Path | str | Tree | None = None) -> Run:
             f"torch {torch.__version__} is installed here, and this wants {TORCH} or later: pip install torch=={TORCH}"
         )
     try:
-        seat: Seat | None = Seat.here()
+        seat: OwnSeat | None = OwnSeat.here()
     except NoSeat:
         seat = None
     found = context(config, seated=seat is not None)
@@ -119,7 +119,7 @@ def join(config: Path | str | Tree | None = None) -> Run:
 class Run:
     """A script's view of its job: what is trained, the steps and lanes, and what ranks tell each other."""
 
-    def __init__(self, where: Context, seat: Seat | None) -> None:
+    def __init__(self, where: Context, seat: OwnSeat | None) -> None:
         self.context = where
         self.tree = where.tree
         self.timeline = Timeline()
@@ -528,7 +528,7 @@ class Run:
 
     def _next_place(self) -> Place | None:
         if self._seat is not None:
-            return self._seat.wait(done=self._beat.now.state is State.DONE)
+            return self._seat.wait(done=self._beat.now.state is Stage.DONE)
         if self._place is not None:
             return None
         if VAULT not in os.environ:  # else somebody's server has it

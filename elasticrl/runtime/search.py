@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.contract.beats import Beat
     from elasticrl.contract.orders import Place
-    from elasticrl.contract.seat import Seat
+    from elasticrl.contract.seat import OwnSeat
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.group import Gang, Interrupt
     from elasticrl.runtime.keeper import Keeper
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 class Search:
     """One worker's, for all its generations: since when disks are missed outlasts each of them."""
 
-    def __init__(self, context: Context, seat: Seat | None, beat: Beat, say: Callable[[str], None]) -> None:
+    def __init__(self, context: Context, seat: OwnSeat | None, beat: Beat, say: Callable[[str], None]) -> None:
         self._context, self._seat, self._beat, self._say = context, seat, beat, say
         self._tree: Tree = context.tree
         self._lacking_since: float | None = None  # when disks that are not here were first missed

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from elasticrl.contract.model import UNTOLD, misnamed
-from elasticrl.contract.seat import NoSeat, Seat
+from elasticrl.contract.seat import NoSeat, OwnSeat
 
 STEP: Final = "step"  # the phase of a script that names none
 _known: set[str] = {STEP}  # names of phases that are in order
@@ -72,10 +72,10 @@ def leaving() -> bool:
     return seat.halt is not None
 
 
-def _seat() -> Seat | None:
+def _seat() -> OwnSeat | None:
     """That of this process, if a script holds it, and it is not a child of the script's (a loader's worker)."""
     try:
-        seat = Seat.here()
+        seat = OwnSeat.here()
     except NoSeat:
         return None
     return seat if seat.scripted and seat.beat.now.pid == os.getpid() else None

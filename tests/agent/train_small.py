@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from elasticrl.contract.model import Commit
 from elasticrl.contract.orders import Halt, Place
-from elasticrl.contract.seat import Order, Seat
+from elasticrl.contract.seat import Order, OwnSeat
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form
 
 SIZE = 4096
@@ -83,7 +83,7 @@ class Model:
 
 
 class Trainer:
-    def __init__(self, options: argparse.Namespace, seat: Seat) -> None:
+    def __init__(self, options: argparse.Namespace, seat: OwnSeat) -> None:
         self.options = options
         self.seat = seat
         self.model = Model(options.save_s)
@@ -215,7 +215,7 @@ def main() -> None:
     if options.child:
         child = subprocess.Popen(["sleep", "600"])
         print(f"child {child.pid}")
-    Trainer(options, Seat.here()).run()
+    Trainer(options, OwnSeat.here()).run()
 
 
 if __name__ == "__main__":

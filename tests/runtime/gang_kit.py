@@ -30,10 +30,10 @@ from vault_nodes import Node
 from chaos.patience import patience
 from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
-from elasticrl.contract.beats import Beat, Page, Snapshot, State
+from elasticrl.contract.beats import Beat, Page, Snapshot, Stage
 from elasticrl.contract.model import Commit, Rung
 from elasticrl.contract.orders import Halt, Park, Place
-from elasticrl.contract.seat import Order, Seat, open_log, write
+from elasticrl.contract.seat import Order, OwnSeat, open_log, write
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
@@ -45,7 +45,7 @@ def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], prog
     os.environ.update(env)
     open_log(log)
     ahead.fork()  # as under an agent
-    Seat(channel, Beat(Path(page)))
+    OwnSeat(channel, Beat(Path(page)))
     sys.argv = [program, *args]
     importlib.import_module(program).main()
 
@@ -241,7 +241,7 @@ class Nodes:
     def sealed(self) -> int:
         """The least that any rank of the plan knows to be sealed in this generation."""
         beats = [self.workers[node].beat for node in self.plan_now if node in self.workers]
-        return min((b.step if b.generation == self.generation and b.state is not State.JOINING else -1) for b in beats)
+        return min((b.step if b.generation == self.generation and b.state is not Stage.JOINING else -1) for b in beats)
 
     def until_sealed(self, step: int, within_s: float = 60.0) -> int:
         """Wait for that; the step."""
@@ -257,7 +257,7 @@ class Nodes:
         """All steps made, saved, and said so; then all are let go."""
 
         def done() -> bool:
-            return all(self.workers[node].beat.state is State.DONE for node in self.plan_now)
+            return all(self.workers[node].beat.state is Stage.DONE for node in self.plan_now)
 
         self.until(done, "the end of the job", within_s)
         self.commit()  # who saved last waits for that

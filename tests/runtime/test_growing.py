@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gang_kit import Nodes, digests, undisturbed_digests
 
-from elasticrl.contract.beats import State
+from elasticrl.contract.beats import Stage
 from elasticrl.contract.model import LOADING, MEETING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
@@ -89,9 +89,9 @@ def test_a_job_that_is_done_before_it_has_grown_is_done(tmp_path: Path):
         nodes.env = {"LOAD_S": "60"}
         nodes.plan("n0", "n1", "n2", grows=True)
         old = [nodes.workers[node] for node in ("n0", "n1")]
-        nodes.until(lambda: all(worker.beat.state is State.DONE for worker in old), "the end of the job", 30)
+        nodes.until(lambda: all(worker.beat.state is Stage.DONE for worker in old), "the end of the job", 30)
         time.sleep(0.5)  # in which they must not go to where the next gang is to meet
-        assert [worker.beat.state for worker in old] == [State.DONE] * 2
+        assert [worker.beat.state for worker in old] == [Stage.DONE] * 2
 
 
 def test_a_newcomer_that_dies_as_it_loads_is_not_waited_for(tmp_path: Path, undisturbed):

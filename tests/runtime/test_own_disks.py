@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 
-from elasticrl.contract.beats import State
+from elasticrl.contract.beats import Stage
 from elasticrl.contract.model import LOADING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
@@ -205,7 +205,7 @@ def test_who_comes_late_is_waited_for(tmp_path, undisturbed):
         nodes.plan("n1")
         said(nodes, "n1", "on the disk of n0 and n2): waiting up to 60 s")
         waits = nodes.workers["n1"]
-        nodes.until(lambda: waits.beat.phase == "disks" and waits.beat.state is State.TRAINING, "n1 to wait", 10.0)
+        nodes.until(lambda: waits.beat.phase == "disks" and waits.beat.state is Stage.TRAINING, "n1 to wait", 10.0)
         nodes.plan(*TRIO)
         said(nodes, "n1", f"from step {committed}.0")
         nodes.until_done()

@@ -16,7 +16,7 @@ from vault_nodes import holdings
 
 from elasticrl.agent.exits import Traces, judge
 from elasticrl.config import dumps
-from elasticrl.contract.beats import State
+from elasticrl.contract.beats import Stage
 from elasticrl.contract.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
@@ -268,7 +268,7 @@ def test_no_update_is_made_before_copies_are_where_they_can_be(tmp_path: Path, u
     with Nodes(tmp_path, steps=STEPS) as nodes:
         nodes.plan("n0", "n1", "n2", tell=False)
         nodes.until(
-            lambda: all(worker.beat.state is State.TRAINING for worker in nodes.workers.values()), "training", 60.0
+            lambda: all(worker.beat.state is Stage.TRAINING for worker in nodes.workers.values()), "training", 60.0
         )
         time.sleep(0.5)  # time enough for fifty steps
         assert nodes.sealed() == 0
@@ -281,7 +281,7 @@ def test_whoever_lives_through_a_fault_before_anything_was_kept_begins_anew(tmp_
     with Nodes(tmp_path, steps=STEPS) as nodes:
         nodes.plan("n0", "n1", "n2", tell=False)  # so the first state has no copies
         nodes.until(
-            lambda: all(worker.beat.state is State.TRAINING for worker in nodes.workers.values()), "training", 60.0
+            lambda: all(worker.beat.state is Stage.TRAINING for worker in nodes.workers.values()), "training", 60.0
         )
         nodes.lose("n1")
         nodes.plan("n0", "n2")
@@ -398,7 +398,7 @@ def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
         nodes.plan("n0", "n1")
         nodes.until_new(3)
         nodes.park()
-        nodes.until(lambda: all(nodes.workers[n].beat.state is State.PARKED for n in ("n0", "n1")), "parked", 10.0)
+        nodes.until(lambda: all(nodes.workers[n].beat.state is Stage.PARKED for n in ("n0", "n1")), "parked", 10.0)
         nodes.plan("n1", "n0")
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed

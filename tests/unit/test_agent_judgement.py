@@ -11,14 +11,14 @@ from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge,
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
-from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Work
 from elasticrl.contract.settings import Timeouts
 from elasticrl.core.node.suspect import Budgets
 
 BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
-BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", since=90.0, pid=7)
+BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", since=90.0, pid=7)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def beating(slot: int = 0, **changes: object) -> Beating:
     [
         ([], Work.NONE),
         ([beating()], Work.TRAINING),
-        ([beating(), beating(1, state=State.JOINING)], Work.JOINING),
+        ([beating(), beating(1, state=Stage.JOINING)], Work.JOINING),
         ([beating(), beating(1, generation=13)], Work.JOINING),  # told, and not there yet
-        ([beating(state=State.PARKED), beating(1)], Work.PARKED),
-        ([beating(state=State.PARKED, generation=13)], Work.JOINING),  # parked in an older one
+        ([beating(state=Stage.PARKED), beating(1)], Work.PARKED),
+        ([beating(state=Stage.PARKED, generation=13)], Work.JOINING),  # parked in an older one
         ([beating(since=1.0, waiting=True)], Work.STALLED),
         ([beating(since=1.0)], Work.TRAINING),  # it waits for nobody: its own node ends it by `stall`
         ([beating(finished=True), beating(1)], Work.TRAINING),
-        ([beating(finished=True), beating(1, state=State.DONE)], Work.DONE),
+        ([beating(finished=True), beating(1, state=Stage.DONE)], Work.DONE),
     ],
 )
 def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) -> None:
@@ -165,7 +165,7 @@ def test_a_rank_that_waited_for_an_engine_elsewhere_is_not_ended_as_that_is_back
 
 
 def test_a_node_loads_as_long_as_one_of_its_programs_has_not_asked_for_its_rank() -> None:
-    loads = beating(1, since=50.0, state=State.WARM, phase=OUTSIDE)  # whatever it calls what it does
+    loads = beating(1, since=50.0, state=Stage.WARM, phase=OUTSIDE)  # whatever it calls what it does
     assert look([beating(phase=MEETING, since=40.0), loads], 14, BUDGETS, 95.0).phase == LOADING
     assert look([beating(phase=MEETING, since=40.0)], 14, BUDGETS, 95.0).phase == MEETING
 
@@ -185,7 +185,7 @@ def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_
 
 
 def test_nobody_is_stalled_while_parked_or_done() -> None:
-    for state in (State.PARKED, State.DONE):
+    for state in (Stage.PARKED, Stage.DONE):
         assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0).stall is None
 
 
@@ -212,15 +212,15 @@ def test_a_phase_takes_as_long_as_its_parts_before_and_behind_waits_outside() ->
     assert over.budgets.took["reward"].lately == (2.0 + 1.0 + 4.0,)
     again = over.learn([beating(since=117.0, phase="reward")], 117.0).learn([beating(since=120.0)], 120.0)
     assert again.budgets.took["reward"].lately == (7.0, 3.0)
-    cut = pace.learn([beating(since=115.5, phase="parked", state=State.PARKED)], 115.5)
+    cut = pace.learn([beating(since=115.5, phase="parked", state=Stage.PARKED)], 115.5)
     assert (cut.budgets, cut.halves) == (pace.budgets, {})
     for phase, since in (("fetch", 120.0), (OUTSIDE, 121.0), ("update", 125.0)):  # a script's: it does not go back
         again = again.learn([beating(since=since, phase=phase)], since)
     assert again.budgets.took["fetch"].lately == (1.0,)
 
 
-@pytest.mark.parametrize("state", [State.PARKED, State.JOINING])
-def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
+@pytest.mark.parametrize("state", [Stage.PARKED, Stage.JOINING])
+def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: Stage) -> None:
     # Else each hang made the next one's victims wait ten times as long.
     pace = Usual(budgets=BUDGETS).learn([beating(since=90.0)], 95.0)
     parked, formed = (

@@ -114,7 +114,7 @@ def test_an_order_to_a_worker_survives_its_socket() -> None:
 
 def test_a_process_without_an_agent_is_told_so() -> None:
     with pytest.raises(seat.NoSeat, match="not started by an elasticrl agent"):
-        seat.Seat.here()
+        seat.OwnSeat.here()
 
 
 def test_a_commit_survives_both_wires() -> None:

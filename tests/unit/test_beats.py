@@ -9,7 +9,7 @@ import pytest
 
 from chaos.patience import patience
 from elasticrl.base.process import life
-from elasticrl.contract.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
+from elasticrl.contract.beats import FIRST, HALF, Beat, Page, Snapshot, Stage, pack, unpack
 from elasticrl.contract.model import OUTSIDE
 
 
@@ -23,12 +23,12 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
     assert seen is not None
     assert (seen.generation, seen.born, seen.step, seen.phase, seen.pid) == (14, 12, 1260, "rollout", os.getpid())
     assert (seen.collective, seen.op, seen.bytes, seen.waiting) == (88412, "allreduce", 4096, True)
-    assert (seen.saved, seen.manifest, seen.state) == (1260, "step-00001260", State.JOINING)
+    assert (seen.saved, seen.manifest, seen.state) == (1260, "step-00001260", Stage.JOINING)
     beat.arrived()
     beat.sealed(1261, 904)
     seen = page.read()
     assert seen is not None
-    assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, State.TRAINING, 5000)
+    assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, Stage.TRAINING, 5000)
 
 
 FULL = """
@@ -214,7 +214,7 @@ def test_a_long_name_is_cut_at_a_whole_character(tmp_path: Path) -> None:
 
 def test_a_change_of_state_is_announced_and_a_step_is_not(tmp_path: Path) -> None:
     beat = Beat(tmp_path / "page")
-    told: list[State] = []
+    told: list[Stage] = []
     beat.changed = lambda: told.append(beat.now.state)
     beat.joining(1, 1, 0)
     beat.training()
@@ -222,7 +222,7 @@ def test_a_change_of_state_is_announced_and_a_step_is_not(tmp_path: Path) -> Non
         beat.phase("update")
         beat.sealed(step)
     beat.parked(2)
-    assert told == [State.JOINING, State.TRAINING, State.PARKED]
+    assert told == [Stage.JOINING, Stage.TRAINING, Stage.PARKED]
 
 
 def test_a_reform_keeps_the_newer_step_in_memory_and_a_fresh_process_starts_from_the_commit() -> None:
@@ -252,7 +252,7 @@ def test_the_kernel_says_whether_a_process_is_stopped_and_when_it_started() -> N
 
 @pytest.mark.parametrize("name", ["", "rollout", "é" * 16])
 def test_a_copy_says_what_went_in(name: str) -> None:
-    beat = Snapshot(phase=name, step=3, state=State.DONE, since=1.5, restore_s=0.25)
+    beat = Snapshot(phase=name, step=3, state=Stage.DONE, since=1.5, restore_s=0.25)
     assert unpack(pack(5, beat)) == (5, beat)
 
 

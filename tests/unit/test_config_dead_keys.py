@@ -112,7 +112,7 @@ def living(files: Iterable[Path]) -> set[str]:
 
 def outside() -> list[Path]:
     config = PACKAGE / "config"
-    own = {PACKAGE / "core" / "settings.py"}
+    own = {PACKAGE / "contract" / "settings.py"}
     return sorted(file for file in PACKAGE.rglob("*.py") if config not in file.parents and file not in own)
 
 

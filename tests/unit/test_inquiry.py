@@ -25,7 +25,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
-from elasticrl.contract.beats import Beat, Page, Snapshot, State
+from elasticrl.contract.beats import Beat, Page, Snapshot, Stage
 from elasticrl.contract.events import Event, Found, Probe, Tick
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import Phase, Work
@@ -175,7 +175,7 @@ def test_a_page_tells_what_a_worker_has_spent_on_its_own_work_and_not_what_it_wa
 
 def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were_made() -> None:
     def seen(step: int, spent: float, pid: int = 7) -> list[Beating]:
-        beat = Snapshot(generation=3, step=step, pid=pid, state=State.TRAINING, spent=(("update", spent),))
+        beat = Snapshot(generation=3, step=step, pid=pid, state=Stage.TRAINING, spent=(("update", spent),))
         return [Beating(slot=0, beat=beat)]
 
     first = Stride().after(seen(10, 1.0), 0.0, 1.0)

@@ -4,45 +4,43 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
-ALLOWED = {
-    "core": {"core"},
-    "config": {"config", "core"},
-    "store": {"store", "core"},
-    "telemetry": {"telemetry"},
-    "shell": {"shell", "store", "core", "telemetry"},
-    "agent": {"agent", "diagnose", "store", "core", "config", "telemetry", "shell"},
-    "diagnose": {"diagnose", "store", "core", "config", "telemetry"},
-    "daemon": {"daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry"},
-    "runtime": {"runtime", "core", "config", "telemetry"},
-    "ppo": {"ppo", "runtime", "core", "config", "telemetry"},
-    "hf": {"hf", "runtime", "config", "core"},
-    "report": {"report", "runtime", "diagnose", "core"},
+GROUND = {"base", "contract"}
+CORE = {"core", "core/lead", "core/judge", "core/node"}
+#: Each package, and what it may import beside itself. Every arrow points to a line above.
+ALLOWED: dict[str, set[str]] = {
+    "telemetry": set(),
+    "base": set(),
+    "contract": {"base"},
+    "config": GROUND,
+    "store": {"base"},
+    "core/judge": GROUND,
+    "core/node": {*GROUND, "core/judge"},
+    "core/lead": {*GROUND, "core/judge", "core/node"},
+    "core": {*GROUND, "core/judge", "core/node", "core/lead"},
+    "diagnose": {*GROUND, "config", "store", "core/judge", "telemetry"},
+    "shell": {*GROUND, *CORE, "store", "telemetry"},
+    "status": {*GROUND, "shell", "store"},
+    "agent": {*GROUND, "core/node", "diagnose", "shell", "store", "telemetry"},
+    "daemon": {*GROUND, *CORE, "config", "store", "diagnose", "shell", "status", "agent", "telemetry"},
+    "runtime": {*GROUND, "config", "telemetry"},
+    "hf": {"base", "config", "runtime"},
+    "lightning": {"runtime"},
+    "ppo": {*GROUND, "config", "core/judge", "runtime", "telemetry"},
+    "report": {*GROUND, "diagnose", "runtime"},
     "cli": {
-        "cli",
-        "report",
-        "daemon",
-        "agent",
-        "diagnose",
-        "shell",
-        "store",
-        "core",
-        "config",
+        *GROUND, *CORE, "config", "store", "diagnose", "shell", "status", "agent", "daemon", "runtime", "ppo", "report",
         "telemetry",
-        "runtime",
-        "ppo",
     },
-}
+}  # fmt: skip
 
 
-# A worker and its agent speak by a page of memory and lines on a socket. Both ends of each are one file, which lies with the
-# agent and imports nothing but the standard library. So does the file by which a process ends with the one that started it, and
-# the one that says whose a folder is.
-SHARED = {f"elasticrl.agent.{name}" for name in ("beats", "seat", "parent", "owned", "title")}
-
-
-# Who reads what somebody left in a folder opens it by the same few lines, which import nothing but the standard library.
-OPENS = "elasticrl.base.regular"
+def package(name: str) -> str:
+    """Of a module. Of the top level: its own name, and "" for the package itself."""
+    parts = name.split(".")[1:]
+    return "/".join(parts[:2]) if "/".join(parts[:2]) in ALLOWED else "".join(parts[:1])
 
 
 def imports(path: Path) -> set[str]:
@@ -57,32 +55,35 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_layers_import_only_what_lies_below_them():
+def test_packages_import_only_what_lies_below_them() -> None:
     wrong = []
     for path in sorted((ROOT / "elasticrl").rglob("*.py")):
-        layer = path.relative_to(ROOT / "elasticrl").parts[0]
+        here = package(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
         for name in sorted(imports(path)):
-            parts = name.split(".")
-            if (layer == "runtime" and name in SHARED) or (layer != "core" and name == OPENS):
-                continue
-            if layer in ALLOWED and parts[0] == "elasticrl" and len(parts) > 1 and parts[1] not in ALLOWED[layer]:
+            there = package(name)
+            if name.startswith("elasticrl.") and there not in {here, *ALLOWED.get(here, {there})}:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
-            if parts[0] in ("chaos", "tests", "bench"):
+            if name.split(".")[0] in ("chaos", "tests", "bench"):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_folder_has_a_layer():
+def test_every_folder_has_a_layer_and_no_layer_imports_one_below_it_in_the_table() -> None:
     folders = {path.parent.name for path in (ROOT / "elasticrl").glob("*/__init__.py")}
     assert folders <= set(ALLOWED)
+    order = list(ALLOWED)
+    assert all(order.index(below) < order.index(name) for name, some in ALLOWED.items() for below in some)
 
 
-def test_the_core_imports_the_standard_library_and_itself_alone():
-    for path in sorted((ROOT / "elasticrl" / "core").glob("*.py")):
+@pytest.mark.parametrize("folder", ["base", "contract", "core"])
+def test_what_decides_imports_the_standard_library_and_what_it_decides_by(folder: str) -> None:
+    for path in sorted((ROOT / "elasticrl" / folder).rglob("*.py")):
         foreign = {n for n in imports(path) if n.split(".")[0] not in sys.stdlib_module_names}
-        assert all(name.startswith("elasticrl.core") for name in foreign), (path.name, foreign)
-        clocks = {"time", "random", "socket", "threading", "logging", "asyncio", "os", "datetime"}
-        assert not clocks & imports(path), f"{path.name} reaches for the outside world"
+        foreign -= {"_typeshed"} | ({"pydantic"} if folder == "contract" else set())
+        assert all(package(name) in {*GROUND, *CORE} for name in foreign), (path.name, foreign)
+        if folder == "core":
+            clocks = {"time", "random", "socket", "threading", "logging", "asyncio", "os", "datetime"}
+            assert not clocks & imports(path), f"{path.name} reaches for the outside world"
 
 
 def test_no_test_file_imports_another():
@@ -99,7 +100,9 @@ def test_no_test_file_imports_another():
 def test_no_class_name_stands_twice_in_what_the_decisions_are_made_of():
     """One word for one thing: what the core says travels through every other package."""
     where: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "elasticrl" / "core").glob("*.py")):
+    for path in sorted(
+        path for folder in ("base", "contract", "core") for path in (ROOT / "elasticrl" / folder).rglob("*.py")
+    ):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(path.name)

@@ -11,7 +11,7 @@ from elasticrl.agent.outside import Outside
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.base.process import Life
 from elasticrl.cli.script import Script, name_of, split
-from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.events import Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
 from elasticrl.contract.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
@@ -32,7 +32,7 @@ def test_every_level_has_its_means_and_names_the_next_one() -> None:
 
 
 def test_a_script_lives_as_long_as_it_computes_or_writes() -> None:
-    beat = Snapshot(phase=UNTOLD, since=0.0, state=State.TRAINING)
+    beat = Snapshot(phase=UNTOLD, since=0.0, state=Stage.TRAINING)
     seen = Outside().after(0.0, {7: (alive(1.0), 10)})
     for now, cpu_s, written, since in (
         (1.0, 1.5, 10, 1.0),  # it has computed
@@ -56,7 +56,7 @@ def test_a_quiet_script_is_stalled_only_where_that_is_asked_for(
     quiet_s: float, stopped: bool, work: Work, waiting: bool | None
 ) -> None:
     budgets = Budgets(settings=Timeouts(quiet_s=quiet_s, confirm_s=0.5))
-    beat = Snapshot(generation=3, phase=UNTOLD, since=10.0, state=State.TRAINING)
+    beat = Snapshot(generation=3, phase=UNTOLD, since=10.0, state=Stage.TRAINING)
     found = look([Beating(slot=0, beat=beat, stopped=stopped, script=True)], 3, budgets, 16.0)
     assert found.work is work
     assert (found.stall.waiting if found.stall else None) is waiting
@@ -65,7 +65,7 @@ def test_a_quiet_script_is_stalled_only_where_that_is_asked_for(
 def test_how_long_a_script_was_quiet_teaches_nothing() -> None:
     usual = Usual(budgets=Budgets(settings=Timeouts()))
     for since in (1.0, 2.0, 3.0):
-        beat = Snapshot(generation=3, phase=UNTOLD, since=since, state=State.TRAINING)
+        beat = Snapshot(generation=3, phase=UNTOLD, since=since, state=Stage.TRAINING)
         usual = usual.learn([Beating(slot=0, beat=beat, script=True)], since + 0.1)
     assert not usual.budgets.took
 
@@ -175,13 +175,13 @@ def test_a_process_that_a_script_has_forked_says_nothing() -> None:
     """A loader's worker may import what calls beat()."""
     import elasticrl
     from elasticrl.contract.beats import Beat
-    from elasticrl.contract.seat import Seat
+    from elasticrl.contract.seat import OwnSeat
 
-    before = Seat._here
+    before = OwnSeat._here
     try:
-        seat = object.__new__(Seat)
+        seat = object.__new__(OwnSeat)
         seat.beat, seat.scripted = Beat(), True
-        Seat._here = seat
+        OwnSeat._here = seat
         elasticrl.beat(step=4)
         assert seat.beat.now.step == 4
         child = os.fork()
@@ -190,7 +190,7 @@ def test_a_process_that_a_script_has_forked_says_nothing() -> None:
             os._exit(seat.beat.now.step)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     finally:
-        Seat._here = before
+        OwnSeat._here = before
 
 
 def test_beats_need_no_torch() -> None:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticrl.cli.main import build
-from elasticrl.contract.beats import Snapshot, State
+from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.evidence import of_exit
 from elasticrl.contract.model import Exit
 from elasticrl.core.judge.judge import judge
@@ -467,7 +467,7 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def beat_of(**said: Any) -> Snapshot:
-    return Snapshot(**{"state": State.TRAINING, **said})
+    return Snapshot(**{"state": Stage.TRAINING, **said})
 
 
 def test_beats_become_a_step_with_the_time_of_each_phase() -> None:
