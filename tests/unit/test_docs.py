@@ -33,7 +33,7 @@ def logged() -> dict[str, list[str]]:
     """Every event name that is written somewhere, with the places: `log.info("name", ...)` and `Say(event="name")`."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "elasticrl").rglob("*.py")):
-        if {"agent", "runtime"} & set(path.parts):
+        if {"agent", "runtime", "contract"} & set(path.parts):
             continue  # agents and workers are processes of their own, with plain logs
         logs = {"emit"} if "ppo" in path.parts else {"info", "exception", "say", "_say"}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
