@@ -83,7 +83,7 @@ def judge(facts: Traces) -> tuple[str, bool, Sign | None]:
         return f"exit code {facts.code}: {facts.message}", not victim, None
     if facts.unjoined:
         return f"its program ended with exit code 0, and had never called {JOIN}", True, Sign.UNJOINED
-    return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True, None
+    return f"exit code {facts.code}" if facts.code else "it exited too early, with exit code 0", True, None
 
 
 def signal_name(number: int) -> str:

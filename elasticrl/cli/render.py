@@ -12,7 +12,7 @@ from elasticrl.report.table import table
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 COLOUR = {
     "TRAINING": GREEN, "GROWING": GREEN, "FINISHED": GREEN, "STARTING": YELLOW, "RECOVERING": YELLOW, "FORMING": YELLOW,
-    "HOLDING": YELLOW, "PAUSED": YELLOW, "PROBING": YELLOW, "WAITING FOR THE STORE": RED, "CRASH LOOP": RED,
+    "HOLDING": YELLOW, "PAUSED": YELLOW, "PROBING": YELLOW, "WAITING FOR ETCD": RED, "CRASH LOOP": RED,
     "STOPPED": DIM, "quarantined": RED, "gone": RED, "lost": RED, "failed": RED,
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip

@@ -70,7 +70,7 @@ class Sign(StrEnum):
     STOPPED = "stopped"
     ELSEWHERE = "elsewhere"  # outside of collectives at this moment: against it only if the others wait
     ENTERED = "entered"  # which collectives it had entered when its gang ended, for comparison
-    LEFT = "left"  # it has left a gang that the others were still forming: no cause, but it, and not they, has one
+    LEFT = "left"  # it left a gang that the others were still forming: no cause itself, but it knows the cause
     SLOW = "slow"
     # Processes and nodes.
     KILLED = "killed"

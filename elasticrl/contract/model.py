@@ -211,7 +211,7 @@ class Work(StrEnum):
     JOINING = "joining"  # told of a generation, not yet through its first collective
     TRAINING = "training"
     PARKED = "parked"  # out of a broken or held group, state in hand, waiting for the next generation
-    STALLED = "stalled"  # waiting in a collective for longer than its budget
+    STALLED = "stalled"  # a worker has made no progress for longer than its budget
     FAILED = "failed"  # a worker ended; `Record.exit` says how
     DONE = "done"  # all steps made
 

@@ -193,7 +193,7 @@ def _rank(state: State, generation: int, slot: int) -> int | None:
 def _still_neighbours(state: State, view: View) -> frozenset[str]:
     """Suspicion ends with the neighbourhood, and with the life that it was of, as it does in the detector.
 
-    Found by seed 9: a node that left the ring while it was suspected came back to it suspected, and was put out for ever.
+    Found by simulation: a node that left the ring while it was suspected came back to it suspected, and was put out for ever.
     """
     before = state.view.plan
     if not state.suspects or view.plan is before:

@@ -49,7 +49,7 @@ class Machine:
             if self._kernel is not None and self._kernel.deaf != deaf:
                 deaf = self._kernel.deaf
                 if deaf:
-                    self._desk.log.info("kernel.unheard", said=self._kernel.REMEDY)
+                    self._desk.log.info("kernel_log.unreadable", said=self._kernel.REMEDY)
             await asyncio.sleep(self._desk.tree.health.sample_s)
 
     def _news(self) -> tuple[Evidence, ...]:
@@ -114,7 +114,7 @@ class Machine:
                 if facts:
                     self._desk.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self.starving.keys():
-                    self._desk.log.info("machine.starved" if starving else "machine.calm", said=short_of(starving))
+                    self._desk.log.info("machine.starved" if starving else "machine.recovered", said=short_of(starving))
                 self.starving = starving
             if amiss and amiss != self._amiss:
                 self._desk.log.info("machine.unseen", said=amiss)

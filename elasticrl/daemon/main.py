@@ -754,7 +754,7 @@ class Daemon(Resident):
             self.home.save(life)
         except OSError as error:  # a full disk; it is tried again at the next step of the core
             if not self._unkept:
-                self.log.info("life.unkept", error=str(error))
+                self.log.info("incarnation.unsaved", error=str(error))
             self._unkept = True
         else:
             self._life, self._unkept = life, False

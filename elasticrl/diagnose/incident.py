@@ -45,7 +45,7 @@ TOLD: Final[Mapping[str, str]] = {
     "verdict.found": "{fault}, with {confidence} confidence: {cause}",
     "policy.capped": "{reason}",
     "machine.starved": "this machine was short of something: {said}",
-    "machine.calm": "this machine was not short of anything any more",
+    "machine.recovered": "this machine was not short of anything any more",
     "scene.taken": "asked where they are: {said}",
     "probe.done": "tested the way to others: {said}",
     "recovery.done": "the first step of generation {generation} was sealed, {total_s} s after the first sign",

@@ -574,7 +574,7 @@ class Run:
             except GangError as error:
                 if flag.reason is not None:
                     return
-                self._say(f"who is to come in generation {order.generation} is not seen to come: {error}")
+                self._say(f"who is to come in generation {order.generation} cannot be seen yet: {error}")
                 time.sleep(SLICE_S)  # before it is reached anew
             else:
                 self._joined = flag
@@ -733,7 +733,7 @@ class Run:
             self._say(sentence)
         if agreed.version.step < place.resume:
             self._say(
-                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
+                f"step {place.resume} was committed, but cannot be read: {agreed.version.step} is the newest that is good"
             )
 
     def _whole_state(self) -> Parts:

@@ -39,7 +39,7 @@ UNSEEN = (
 AWAY = (
     "The store does not answer: of the others this is what it said last. Look at etcd: elasticrl doctor --config FILE."
 )
-STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, and cannot have one
+STANDS = "WAITING FOR ETCD"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
 TAKEN_S = 600.0  # for so long a row says that a daemon was started again
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
@@ -300,7 +300,7 @@ def unlogged(records: Mapping[str, Record]) -> Iterator[str]:
     """Whose words are lost, or lie elsewhere: training goes on, but who looks for a fault there will miss them."""
     for node, record in sorted(records.items()):
         if record.unlogged:
-            yield f"{node} keeps no log as it should: {record.unlogged}. Make room there (df), or mend the folder."
+            yield f"{node} cannot write its log: {record.unlogged}. Make room there (df), or repair the folder."
 
 
 def differing(records: Mapping[str, Record]) -> tuple[str, ...]:

@@ -240,11 +240,13 @@ EVENTS: tuple[Declared, ...] = (
         fields={"said": "why"},
     ),
     Declared(
-        name="kernel.unheard",
+        name="kernel_log.unreadable",
         meaning="The kernel's log cannot be read: what it says of GPUs, memory and disks is not heard here.",
         fields={"said": "what to do"},
     ),
-    Declared(name="machine.calm", meaning="The machine is not short of anything any more.", fields={"said": "empty"}),
+    Declared(
+        name="machine.recovered", meaning="The machine is not short of anything any more.", fields={"said": "empty"}
+    ),
     Declared(
         name="incident.saved",
         meaning="A fault is over; its story is kept: elasticrl incidents.",
@@ -268,7 +270,7 @@ EVENTS: tuple[Declared, ...] = (
         fields={"folder": "where", "after_s": "how long it was not"},
     ),
     Declared(
-        name="life.unkept",
+        name="incarnation.unsaved",
         meaning="Which life this is cannot be written down: until it is, a restart of the daemon may not adopt its workers.",
         level="warning",
         fields={"error": "what happened"},

@@ -117,7 +117,7 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
         "kill -9 of all of n2",
         "verdict   dead_rank: n1",
         "verdict   dead_node: n2",
-        "each exactly once",
+        "each used exactly once",
         "undisturbed run: yes",
         "in the last 5",
     ):

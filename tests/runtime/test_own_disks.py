@@ -166,7 +166,7 @@ def test_a_disk_that_never_comes_back_makes_all_go_back_to_an_older_step_and_say
         nodes.plan("n0", "n1")
         said(nodes, "n0", f"step {second} of generation 2 has 2 of its 3 parts on the disks that are here")
         said(nodes, "n0", "on the disk of n2): waiting up to 1 s for nodes that may have it (checkpoint.wait)")
-        said(nodes, "n1", f"step {second} was committed, and cannot be had: {first} is the newest that is good")
+        said(nodes, "n1", f"step {second} was committed, but cannot be read: {first} is the newest that is good")
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed
 

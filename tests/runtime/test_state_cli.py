@@ -56,9 +56,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
 
 def test_a_run_is_found_below_what_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["killed"], tmp_path / "job" / "checkpoints" / "killed")
-    assert "each exactly once" in elasticrl("audit", tmp_path / "job")
+    assert "each used exactly once" in elasticrl("audit", tmp_path / "job")
     assert "each to the same bits" in elasticrl("verify", tmp_path / "job")
-    assert "each exactly once" in elasticrl("audit", tmp_path)
+    assert "each used exactly once" in elasticrl("audit", tmp_path)
     shutil.copytree(runs["quiet"], tmp_path / "job" / "undisturbed" / "quiet")
     said = elasticrl("audit", tmp_path / "job", ok=2)
     assert f"name one: {tmp_path}/job/checkpoints/killed, {tmp_path}/job/undisturbed/quiet" in said
@@ -116,7 +116,7 @@ def test_nothing_to_read_is_refused(tmp_path: Path):
 
 def test_the_audit_proves_exactly_once_through_a_kill(runs: dict[str, Path]):
     said = elasticrl("audit", runs["killed"])
-    assert "240 uses of samples in 10 steps and 3 generations: each exactly once" in said
+    assert "240 samples in 10 steps and 3 generations: each used exactly once" in said
     found = json.loads(elasticrl("audit", runs["killed"], "--json", "--through", 9))
     assert (found["ok"], found["samples"]) == (True, 240)
     assert found["superseded"] > 0
@@ -139,7 +139,7 @@ def test_nodes_directories_side_by_side_are_one_run(runs: dict[str, Path], tmp_p
             node = tmp_path / f"n{(number + int('w1' in path.name)) % 2}" / name
             node.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, node)
-    assert "240 uses of samples" in elasticrl("audit", tmp_path)
+    assert "240 samples" in elasticrl("audit", tmp_path)
     assert "the same bits in 10 steps" in elasticrl("verify", tmp_path, runs["killed"])
 
 

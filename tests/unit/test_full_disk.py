@@ -233,7 +233,7 @@ def test_a_life_that_cannot_be_written_down_is_said_once_and_tried_again(tmp_pat
     fresh.mkdir()  # as good as a full disk: nothing can be written there
     daemon._remember()
     daemon._remember()
-    assert [call.args[0] for call in said.calls] == ["life.unkept"]
+    assert [call.args[0] for call in said.calls] == ["incarnation.unsaved"]
     fresh.rmdir()
     daemon._remember()
     life = daemon.home.load()

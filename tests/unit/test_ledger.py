@@ -72,7 +72,7 @@ def test_an_undisturbed_run_is_proved(tmp_path: Path):
     found = audit(tmp_path)
     assert found.ok, found.sentence
     assert (found.steps, found.samples, found.superseded) == (10, 120, 0)
-    assert "each exactly once" in found.sentence
+    assert "each used exactly once" in found.sentence
 
 
 def test_rollbacks_supersede_and_do_not_count_twice(tmp_path: Path):

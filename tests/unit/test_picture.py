@@ -180,10 +180,10 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
 
     assert told(Work.TRAINING, away=True).state == "TRAINING"
     found = told(Work.PARKED, away=True)
-    assert (found.state, found.step) == ("WAITING FOR THE STORE", 44)
+    assert (found.state, found.step) == ("WAITING FOR ETCD", 44)
     assert found.reason == "generation 3 does not train, and no other can be planned: all; to train on 2 nodes"
     assert "The store does not answer" in found.advice[0]
-    assert told(Work.PARKED).state != "WAITING FOR THE STORE"
+    assert told(Work.PARKED).state != "WAITING FOR ETCD"
 
 
 def test_of_a_job_that_is_over_nobody_is_sent_to_look_at_the_store():
@@ -317,7 +317,7 @@ def test_a_node_whose_words_are_lost_is_named_with_the_reason():
     why = "the log folder /var/log/elasticrl takes nothing new (No space left on device): workers write on elsewhere"
     records = {"n0": Record(member=N0), "n1": Record(member=N1, unlogged=why)}
     found = picture("ppo", View(), records, {}, needs=1)
-    assert found.advice[-1:] == (f"n1 keeps no log as it should: {why}. Make room there (df), or mend the folder.",)
+    assert found.advice[-1:] == (f"n1 cannot write its log: {why}. Make room there (df), or repair the folder.",)
 
 
 def test_what_a_node_says_twice_is_said_once_and_with_its_name():

@@ -109,7 +109,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "it joins when it is given more time (recovery.start)",
     ),
     Sign.DIVERGED: Meaning(
-        Fault.DIVERGENCE, _HIGH, "computes with other bits than its replicas: silent data corruption",
+        Fault.DIVERGENCE, _HIGH, "computes other bits than its replicas: silent data corruption",
         "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",
         "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
@@ -154,7 +154,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "it ended after the others had failed (then it was torn down with them)", depth=1,
     ),
     Sign.CRASHED: Meaning(
-        Fault.DEAD_RANK, _MEDIUM, "died of a signal of its own making",
+        Fault.DEAD_RANK, _MEDIUM, "crashed",
         "Look for the core dump and the native stack of that rank; a library mismatch or a native extension is likely.",
         "it ended after the others had failed", depth=1,
     ),

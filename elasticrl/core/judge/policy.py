@@ -73,8 +73,8 @@ def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answe
 
 
 DONE: Mapping[Act, str] = {
-    Act.REPORT: "reported", Act.RESTART: "the gang reforms", Act.REPLACE: "replaced", Act.QUARANTINE: "quarantined",
-    Act.FALLBACK: "going on over gloo", Act.STOP: "the job stops",
+    Act.REPORT: "reported", Act.RESTART: "the process group was formed anew", Act.REPLACE: "replaced",
+    Act.QUARANTINE: "quarantined", Act.FALLBACK: "going on over gloo", Act.STOP: "the job stops",
 }  # fmt: skip
 
 

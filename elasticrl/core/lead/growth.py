@@ -20,7 +20,7 @@ def form(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is not None and plan.phase is not Phase.HOLD:
         return None
-    if scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
+    if scene.grace:  # found by simulation: seats kept for those who might come back went to the dead
         return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
     if wait := waking(scene):
         return wait
@@ -35,7 +35,7 @@ def form(scene: Scene) -> Move | None:
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
     back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
-        return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
+        return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting for more")
     if plan is None:
         return Move(plan=scene.train(seats, _begins(scene.view), rung=Rung.START))
     if wait := patience(scene, seats):
@@ -99,7 +99,7 @@ def grow(scene: Scene) -> Move | None:
     if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
         return None
     if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
-        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
+        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting for more")
     if not scene.settings.means.in_place:
         due = scene.lead.planned_at + scene.settings.membership.grow_every_s
         if scene.now < due:  # each growth is a restart of all

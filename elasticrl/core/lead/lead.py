@@ -110,7 +110,7 @@ def _eased(scene: Scene) -> frozenset[str]:
 def remember(scene: Scene, *, deaf: bool) -> Lead:
     """The leader's timers, brought up to this moment.
 
-    A leader that is deaf begins to wait anew. Found by seed 1305: after an outage a gang that had trained all along was put
+    A leader that is deaf begins to wait anew. Found by simulation: after an outage a gang that had trained all along was put
     out for not having joined in time, because its records had not come through.
     """
     lead, now = scene.lead, scene.now

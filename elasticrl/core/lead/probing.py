@@ -81,7 +81,7 @@ def probing(scene: Scene) -> Move | None:
         lost = tuple(fate.cause for fate in scene.fates if fate.seat is None and fate.cause)  # during the probe
         unreached = Cause(why=Why.UNREACHED, who=tuple(seat.member for seat in out))
         causes = (unreached,) if out else lost
-        # Found by seed 7311045: a spare that nobody had reached took the place of one that was put out for that.
+        # Found by simulation: a spare that nobody had reached took the place of one that was put out for that.
         astray = {spare.member.node for spare in plan.spares}.difference(kept)
         left = scene.arrange(fates, grow=False, without=astray)
         cuts = {seat.member: cut_ways(seat.member.node, broken, ways) for seat in out}

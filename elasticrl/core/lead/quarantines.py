@@ -14,7 +14,7 @@ from elasticrl.core.lead.scene import Scene
 def confinements(scene: Scene, reasons: Mapping[Member, Cause]) -> tuple[Quarantine, ...]:
     """Quarantines for these members, as long as enough are left and not too many are put away.
 
-    Found by seed 243: each was weighed by itself, so a partition put away nine nodes of twelve at one stroke.
+    Found by simulation: each was weighed by itself, so a partition put away nine nodes of twelve at one stroke.
     """
     room = max(0, _most(scene)[0] - len(scene.held))
     fresh = _fresh(scene, reasons)[:room]

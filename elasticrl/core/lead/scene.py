@@ -149,7 +149,7 @@ class Scene:
     def bits(self) -> str:
         """What decides the job's bits: the fingerprint in its plan, before the first the commonest.
 
-        Found by seed 91: when all seats were lost for a moment, the one node with other bits took the job over.
+        Found by simulation: when all seats were lost for a moment, the one node with other bits took the job over.
         """
         if self.plan and self.plan.bits:
             return self.plan.bits
@@ -187,7 +187,7 @@ class Scene:
         """Has the present gang sealed a step? Until then what it went on from lies as the one before has kept it, as far as
         we know: where that is with too few, the workers keep it anew at once, of which nobody is told.
 
-        Found live by seed 99: a node died, and before the others had made a step the one fell silent that had its shard.
+        Found by simulation: a node died, and before the others had made a step the one fell silent that had its shard.
         """
         if self.plan is None or self.sealed_here:
             return self.plan is not None
@@ -280,7 +280,7 @@ class Scene:
             ready = record.warm or not (self.settings.means.in_place or record.problem)
             return Fate(seat=replace(seat, born=self.plan.generation + 1) if ready else None, fresh=True, cause=cause)
         if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
-            # Found by seed 2352: a hold ends workers with a save, and their seat went into a gang before it had new ones.
+            # Found by simulation: a hold ends workers with a save, and their seat went into a gang before it had new ones.
             return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
         return Fate(seat=seat if born == seat.born else replace(seat, born=born))
@@ -504,9 +504,7 @@ class Scene:
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
         spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
-        offers = (
-            record.endpoint for seat in seats if (record := self.record_of(seat))
-        )  # an agent may be down (seed 455)
+        offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))  # an agent may be down
         return Plan(
             generation=self.view.generation + 1,
             phase=phase,
@@ -572,7 +570,7 @@ class Scene:
 
     def suffered(self, record: Record) -> bool:
         """Has a node's worker failed of a peer's end alone? A script does, as it cannot leave its gang; it says nothing of its
-        node. Found by seed 82 of scripts: nodes were kept out for their neighbours' deaths.
+        node. Found by simulation: nodes were kept out for their neighbours' deaths.
         """
         if self.settings.means.in_place or record.exit is None:
             return False

@@ -37,7 +37,9 @@ def stuck(scene: Scene) -> Move | None:
         return stop
     finding = scene.lead.finding
     if finding is not None and scene.now < due + WORD_S and _half_told(finding):
-        return Move(wake_at=due + WORD_S, why="a way takes long; waiting for what others find of theirs", inspect=ask)
+        return Move(
+            wake_at=due + WORD_S, why="a network path answers late; waiting for the others' results", inspect=ask
+        )
     if finding is not None and (move := _known(scene, finding)):
         return move
     verdict = finding.verdict if finding else None
@@ -83,7 +85,7 @@ def _looked_at(scene: Scene) -> str:
         and fact.sign in {Sign.STOPPED, Sign.HOST_STUCK}
     }
     still = [record for record in scene.doing[Work.TRAINING] if record.member.node in blamed]
-    return f"{still[0].member} has the one that is to blame; waiting for its end" if still else ""
+    return f"{still[0].member} runs the worker that is to blame; waiting for its end" if still else ""
 
 
 def _known(scene: Scene, finding: Finding) -> Move | None:

@@ -17,7 +17,7 @@ def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = Fal
     """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
     beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
 
-    Found by seed 1188: a worker that failed of something else in between must not make a crash loop look new.
+    Found by simulation: a worker that failed of something else in between must not make a crash loop look new.
     """
     if before is None or step > before.step:
         return Strike(cause=cause, step=step, count=1)

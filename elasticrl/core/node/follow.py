@@ -197,8 +197,8 @@ def _advice(state: State) -> tuple[str, ...]:
 def _let_down(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:
     """Has this node nothing with which to fill its seat, and no right to begin anew?
 
-    Where the plan asks for fresh workers they may still be warming up (seed 81: rung 4 cost the innocent their seats). But
-    those that had joined this generation cannot do so twice: their gang is broken (seed 455: an agent died after its launch,
+    Where the plan asks for fresh workers they may still be warming up. But
+    those that had joined this generation cannot do so twice: their gang is broken (an agent died after its launch,
     nobody was told, and the gang waited out its rung).
     """
     if alive(workers) or answers(workers, plan):
@@ -219,13 +219,11 @@ def belong(state: State, now: float) -> Wish:
         if record != state.view.own:
             actions.append(Publish(record=record))
         elif (record.step, record.phase) != (workers_of(state).step, workers_of(state).phase):
-            # Found by seed 0: waking for what has not changed is spinning.
+            # Found by simulation: waking for what has not changed is spinning.
             report_at = state.reported + report_every(state)
     silent = state.leased > -inf and not lease_held(state, now)
     trains = workers_of(state).work in (Work.TRAINING, Work.DONE)
-    goes_on = (
-        "training goes on under the present plan, changes wait" if trains else "what is to be done next waits for it"
-    )
+    goes_on = "training goes on; changes wait for etcd" if trains else "nothing can be planned until etcd answers"
     reason = f"the store is silent: {goes_on}" if silent else ""
     return Wish(tuple(actions), min(keepalive_at if now < keepalive_at else inf, report_at), reason)
 

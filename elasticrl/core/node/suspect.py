@@ -142,10 +142,10 @@ def convict(
     """Judge (accuser, accused) pairs: the most accused first, whose own word then counts no more.
 
     Two must accuse, and they must be more than half of the accused's `watchers` that are not guilty themselves: those who
-    hear it speak for it. Found by seed 1556: two neighbours that were deaf at once put out the node between them.
+    hear it speak for it. Found by simulation: two neighbours that were deaf at once put out the node between them.
 
     Who accuses another accuser of the same node as well may be deaf, so neither its word nor its silence counts about that
-    node. Found by seed 7310311: of four nodes two went deaf, heard neither each other nor the others, and put those out.
+    node. Found by simulation: of four nodes two went deaf, heard neither each other nor the others, and put those out.
 
     >>> convict([("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")]).guilty   # a is deaf and dumb, b and c are fine
     {'a': ('b', 'c')}
@@ -229,8 +229,8 @@ def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tup
     First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
     that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
     ones without the one that has not answered, then the one with more broken links outside of the part, then the later). Who
-    answers has a key in `unreachable`. Found by seed 5275: of two nodes the dead one had no complaint, so the other was put
-    out. Found by seed 7311045: pairs that nobody tests hold, so one that nobody reached stayed, and one that was well went.
+    answers has a key in `unreachable`. Found by simulation: of two nodes the dead one had no complaint, so the other was put
+    out. Found by simulation: pairs that nobody tests hold, so one that nobody reached stayed, and one that was well went.
     """
     order = list(nodes)
     here = set(order)

@@ -51,7 +51,7 @@ class Audit:
         """For people."""
         if self.ok:
             return (
-                f"{self.samples} uses of samples in {self.steps} steps and {self.generations} generations: each exactly once "
+                f"{self.samples} samples in {self.steps} steps and {self.generations} generations: each used exactly once "
                 f"({self.superseded} superseded records, {self.torn} torn lines do not count){self._through}"
             )
         found = [*self._absence, *self.problems, *self.duplicates, *self.missing]
