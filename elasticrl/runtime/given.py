@@ -92,23 +92,53 @@ class Own:
 
     def restored(self, values: Mapping[str, Any], /) -> None:
         """The values of all ranks that there were."""
-        mine = values.get(str(self._rank))
-        if mine is None:
-            first, *others = values.values()
-            if any(other != first for other in others):
-                self._say(f"{self._name} differed from rank to rank: rank {self._rank} is new and begins with its own")
-                return
-            mine = first
-        tensors = {key: _tensor(*row) for key, row in mine["tensors"].items()}
-        self._what.load_state_dict(tree.join(mine["tree"], tensors))
+        first, *others = values.values()
+        if str(self._rank) not in values and any(other != first for other in others):
+            self._say(f"{self._name} differed from rank to rank: rank {self._rank} is new and begins with its own")
+            return
+        self._what.load_state_dict(self.state_of(values, self._rank))
+
+    @staticmethod
+    def state_of(values: Mapping[str, Any], rank: int) -> Any:
+        """A rank's state dict among those of all; the first one's if it has none."""
+        mine = values.get(str(rank)) or next(iter(values.values()))
+        return tree.join(mine["tree"], {key: _tensor(*row) for key, row in mine["tensors"].items()})
 
 
-def parts_of(given: Mapping[str, object], rank: int, *, random: bool, say: Callable[[str], None]) -> Parts:
+class Trainable:
+    """Of a module what is trained: frozen parameters are as the script makes them. Filled in place."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        self._name, self._module = name, module
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but frozen parameters."""
+        frozen = {name for name, parameter in self._module.named_parameters() if not parameter.requires_grad}
+        return {name: value for name, value in self._module.state_dict().items() if name not in frozen}
+
+    def load_state_dict(self, state_dict: Any, /) -> None:
+        """The reverse."""
+        self._module.load_state_dict(state_dict, strict=False)
+
+    def room(self, wholes: Mapping[str, Piece], /) -> dict[str, torch.Tensor]:
+        """Where it lives."""
+        live = tree.split(self._name, self.state_dict())[1]
+        fit = {
+            name: live[name]
+            for name, piece in wholes.items()
+            if name in live and tuple(live[name].shape) == piece.shape
+        }
+        return fit | whole_room({name: piece for name, piece in wholes.items() if name not in fit})
+
+
+def parts_of(
+    given: Mapping[str, object], rank: int, *, random: bool, say: Callable[[str], None], frozen: bool = True
+) -> Parts:
     """What the script named, ready to be kept. Modules come first, generators last. `Misuse` for what cannot be kept."""
     found = Parts()
     for name, what in sorted(given.items(), key=lambda item: not isinstance(item[1], torch.nn.Module)):
         if isinstance(what, torch.nn.Module):
-            found.register(name, unwrapped(what))
+            found.register(name, unwrapped(what) if frozen else Trainable(name, unwrapped(what)))
         elif isinstance(what, torch.optim.Optimizer):
             found.register(name, Optimizer(name, what))
         elif isinstance(what, Replicated):

@@ -99,7 +99,7 @@ def main():
         step += 1
         made = digest(model, optimizer)
         if rank == 0:
-            with (args.save / "digests").open("a") as out:
+            with (args.history.parent / "digests").open("a") as out:
                 out.write(f"{world} {step} {made}\n")
         with args.history.open("a") as out:
             out.write(f"{time.monotonic():.4f} {os.getpid()} rank {rank} world {world} step {step}\n")
