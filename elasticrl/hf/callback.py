@@ -42,7 +42,7 @@ class Callback(TrainerCallback):
         """Training begins, or goes on from a checkpoint."""
         self._leave.begin()
         if self._keep is not None:
-            self._keep.begin(state, has)
+            self._keep.begin(args, state, has)
             told.beat(phase=TRAIN)
             return
         told.beat(step=state.global_step, phase=TRAIN)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 
 from elasticrl.runtime import kept
 from elasticrl.runtime.checkpoint.parts import Ambient
@@ -47,8 +47,13 @@ class Keep:
         self._every = every
         self._kept: kept.Kept | None = None
 
-    def begin(self, state: TrainerState, has: Mapping[str, Any]) -> None:
+    def begin(self, args: TrainingArguments, state: TrainerState, has: Mapping[str, Any]) -> None:
         """Training begins. If Trainer resumes from the folder that stands for what is in memory, that is loaded."""
+        if options := [name for name in ("fsdp", "deepspeed") if getattr(args, name, None)]:
+            raise Misuse(
+                f"elasticrl.hf.Callback(keep=True) cannot keep a Trainer with the option {options[0]}: it resumes only from "
+                "its own files. Remove keep, and save to disk; job.level told is enough then."
+            )
         model = has["model"]
         given = {
             "model": model,

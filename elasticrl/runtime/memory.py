@@ -116,14 +116,18 @@ class Memory:
         """The newest state that is whole in the vaults. Looked for once. Collective."""
         if not self._looked:
             mine = self.vault.holdings(own=self.gang.slot != 0)  # of a node's workers one speaks for it
-            self._whole = newest_whole(self.gang.holdings(mine), here=self.gang.context.node)
+            # What bears a later generation's number is of a store that is no more: nothing can be grown from it.
+            held = [each for each in self.gang.holdings(mine) if each.generation < self.gang.generation]
+            self._whole = newest_whole(held, here=self.gang.context.node)
             self._looked = True
         return self._whole
 
     def gather(self, needs: Callable[[Source], Sequence[Piece]]) -> Source:
         """That state; the pieces that this rank needs have been fetched and checked."""
         assert self._whole is not None
-        return self.vault.gather(self._whole, needs, timeout_s=self._timeout_s)
+        return self.vault.gather(
+            self._whole, needs, timeout_s=self._timeout_s, check=told.beat
+        )  # it comes nearer: no hang
 
     def own(self, *names: str) -> dict[str, Any]:
         """What this rank had for itself under these names, or the first rank if this one is new. Nothing is loaded."""

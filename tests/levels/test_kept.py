@@ -4,21 +4,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.levels.scripts import HERE, NODES, Running
 
 pytestmark = pytest.mark.timeout(600)
-CONF = {"vault": {"copies": 1}, "timeouts": {"floor": "3s", "slack": 10, "default_phase": "60s", "confirm": "500ms"}}
+CONF: dict[str, dict[str, Any]] = {
+    "vault": {"copies": 1},
+    "timeouts": {"floor": "3s", "slack": 10, "default_phase": "60s", "confirm": "500ms"},
+    "agent": {"env": {"OMP_NUM_THREADS": "1"}},  # as torchrun sets it
+}
 SCRIPT = ("--steps", "100000", "--last", "{folder}/last", "--die", "{folder}/die")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def undisturbed(script: str, folder: Path, steps: int, world: int, *more: str) -> dict[int, str]:
     """The digests of all steps of the same script under torchrun, where it finds no elasticrl."""
-    words = ["--steps", str(steps), "--save", str(folder / "own"), "--history", str(folder / "steps"), *more]
     (folder / "own").mkdir()
+    (folder / "last").write_text(str(steps))
+    own = ["--save", str(folder / "own"), "--history", str(folder / "steps"), "--last", str(folder / "last")]
+    words = ["--steps", "100000", *own, *more]
     subprocess.run([*TORCHRUN, str(world), str(HERE / script), *words], check=True, timeout=240)
     return dict(digests(folder, world))
 
