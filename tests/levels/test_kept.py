@@ -1,5 +1,6 @@
 """Scripts whose state is kept in memory: no fault costs a step that was kept, no disk is read, and the bits stay the same."""
 
+import os
 import subprocess
 import sys
 import time
@@ -121,4 +122,23 @@ def test_a_trainer_goes_on_from_memory_with_the_same_samples_and_bits(tmp_path: 
         goes_on(run, 2, at)
         last = finished(run, 40)
         as_if_nothing = undisturbed("hf.py", tmp_path, last, 2, "--kept")
+        assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_trl_goes_on_from_memory_with_the_same_rollouts_and_bits(kind: str, tmp_path: Path) -> None:
+    if os.environ.get("ELASTICRL_HF") != "required":  # `make hf` has it: that it is missing there is a failure
+        pytest.importorskip("trl")
+    from tests.hf.hf_job import model_of
+
+    model_of(tmp_path, kind)
+    own = (kind, "--model", str(tmp_path))
+    with Running("kept_trl.py", *own, "--last", "{folder}/last", level="kept", conf=CONF) as run:
+        run.job.start("n0", "n1")
+        run.trains(2, steps=4)
+        run.warm()
+        goes_on(run, 2, run.hit("n1"))
+        last = finished(run, 6)
+        as_if_nothing = undisturbed("kept_trl.py", tmp_path, last, 2, *own)
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
