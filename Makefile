@@ -133,6 +133,7 @@ $(VENV)/.stamp-hf: $(STAMP)
 hf: setup $(VENV)/.stamp-hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py -k lightning
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "trl or trainer"
 
 # The site of docs/, README.md and bench/ (mkdocs.yml). A dead link fails. What the theme says about its own future is no concern here.
 docs: setup

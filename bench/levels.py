@@ -1,9 +1,10 @@
-"""Seconds from kill -9 of a worker of a plain DDP script to the next step of all ranks: job.level supervised beside torchrun.
+"""Seconds from kill -9 of a worker of a DDP script to the next step of all ranks, under elasticrl and under torchrun.
 
-    python bench/levels.py [--trials 5] [--sides supervised,torchrun-best]
+    python bench/levels.py [--trials 5] [--sides supervised,kept,torchrun-best]
 
 Three one-worker nodes on loopback, gloo, steps of 50 ms. The script `tests/levels/ddp.py` saves each fifth step. The clock
-stops when all three ranks have made a step. `torchrun-best` has the best settings that we know (bench/recovery.py).
+stops when all three ranks have made a step. `kept` runs `tests/levels/kept.py`, which has no checkpoint. `torchrun-best`
+has the best settings that we know (bench/recovery.py).
 """
 
 import argparse
@@ -102,9 +103,20 @@ def listening(port: int) -> None:
 
 
 def supervised(trials: int) -> list[float]:
-    """Under elasticrl. Another node each time: three failures without a step in between speak against a node."""
+    """Under elasticrl."""
+    return under_elasticrl(trials, "ddp.py", "supervised", 0)
+
+
+def kept(trials: int) -> list[float]:
+    """With the state in memory, and a copy on the next node."""
+    return under_elasticrl(trials, "kept.py", "kept", 1)
+
+
+def under_elasticrl(trials: int, script: str, level: str, copies: int) -> list[float]:
+    """Another node each time: three failures without a step in between speak against a node."""
     found = []
-    with Running("ddp.py", *STEPS, conf={"health": {"node_strikes": 99}}) as run:
+    conf = {"health": {"node_strikes": 99}, "vault": {"copies": copies}}
+    with Running(script, *STEPS, level=level, conf=conf) as run:
         run.job.start(*NODES)
         run.trains(3)
         for number in range(trials):
@@ -129,7 +141,7 @@ def stock(trials: int) -> list[float]:
     return found
 
 
-SIDES = {"supervised": supervised, "torchrun-best": stock}
+SIDES = {"supervised": supervised, "kept": kept, "torchrun-best": stock}
 
 
 def main() -> int:

@@ -15,4 +15,8 @@ def __getattr__(name: str) -> Any:
         from elasticrl.runtime import told
 
         return getattr(told, name)
+    if name == "keep":
+        from elasticrl.runtime.kept import keep
+
+        return keep
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

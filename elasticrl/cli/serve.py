@@ -106,7 +106,7 @@ def run(
     ] = None,
     level: Annotated[
         str | None,
-        typer.Option("--level", help="supervised (default for a script), told or exact.", show_default=False),
+        typer.Option("--level", help="supervised (default for a script), told, kept or exact.", show_default=False),
     ] = None,
     every: Annotated[float, typer.Option("--every", min=0.05, help="Seconds between looks at the status.")] = 1.0,
     allow: Annotated[

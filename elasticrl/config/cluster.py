@@ -39,10 +39,10 @@ class Job(Section):
     name: Name
     """Names the job in etcd, sockets, ports, logs and directories. Two jobs with different names never meet, even on one
     host."""
-    level: Literal["supervised", "told", "exact"] = "exact"
+    level: Literal["supervised", "told", "kept", "exact"] = "exact"
     """What the program does for its recovery. supervised: nothing, it is a script as torchrun runs it; told: such a script
-    that reports its steps; exact: it uses elasticrl.runtime. Below exact all workers are started again after a fault
-    (docs/LEVELS.md)."""
+    that reports its steps; kept: such a script whose state is kept in memory (elasticrl.keep); exact: it uses
+    elasticrl.runtime. Below exact all workers are started again after a fault (docs/LEVELS.md)."""
     program: Text = "elasticrl.ppo"
     """What every worker runs: a module's name, or the path of a .py file that uses `elasticrl.runtime`."""
     args: tuple[Text, ...] = ()

@@ -217,8 +217,8 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("vault.copies", "job.level"),
-        rule="must be 0 below job.level exact, where no state is in memory",
-        broken=lambda t: not _exact(t) and t.vault.copies > 0,
+        rule="must be 0 below job.level kept, where no state is in memory",
+        broken=lambda t: not means_of(t.job.level).keeps and t.vault.copies > 0,
         values=lambda t: f"it is {t.vault.copies}",
         remedy="Remove it.",
     ),
@@ -504,7 +504,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(
         keys=("vault.copies", "membership.min_nodes", "job.level"),
         rule="should be at least 1 with several nodes, or a lost node costs the steps since the last disk checkpoint",
-        broken=lambda t: _exact(t) and t.membership.min_nodes > 1 and t.vault.copies == 0,
+        broken=lambda t: means_of(t.job.level).keeps and t.membership.min_nodes > 1 and t.vault.copies == 0,
         values=lambda t: f"0 copies with at least {t.membership.min_nodes} nodes",
         remedy="Set copies: 1, if memory allows.",
         level="warning",

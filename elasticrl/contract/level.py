@@ -5,6 +5,7 @@ which level a job is on. It asks whether a means is there: `settings.means.in_pl
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +18,7 @@ class Level(StrEnum):
 
     SUPERVISED = "supervised"  # nothing: any script that torchrun runs
     TOLD = "told"  # it says which step it is at
+    KEPT = "kept"  # it hands its whole state over at each step, and takes it back when it begins
     EXACT = "exact"  # it computes in lanes, and leaves a broken group in place
 
 
@@ -30,15 +32,17 @@ class Means:
     commits: bool  # the runtime seals and commits steps: there is a newest one to go back to, to save, or to wait for
     joins: bool  # the program asks for its rank; else it trains from its first line
     tells: bool  # it says which steps it makes
+    keeps: bool  # its state is in the vaults, with copies on other nodes
 
 
-RUNTIME: Final = Means(in_place=True, commits=True, joins=True, tells=True)
-SCRIPT: Final = Means(in_place=False, commits=False, joins=False, tells=False)
-TELLS: Final = Means(in_place=False, commits=False, joins=False, tells=True)
+RUNTIME: Final = Means(in_place=True, commits=True, joins=True, tells=True, keeps=True)
+SCRIPT: Final = Means(in_place=False, commits=False, joins=False, tells=False, keeps=False)
+TELLS: Final = replace(SCRIPT, tells=True)
+KEEPS: Final = replace(TELLS, keeps=True)
 
 #: What each level has.
 MEANS: Final[Mapping[Level, Means]] = MappingProxyType(
-    {Level.SUPERVISED: SCRIPT, Level.TOLD: TELLS, Level.EXACT: RUNTIME}
+    {Level.SUPERVISED: SCRIPT, Level.TOLD: TELLS, Level.KEPT: KEEPS, Level.EXACT: RUNTIME}
 )
 
 
@@ -56,7 +60,11 @@ GIVES: Final[Mapping[Level, str]] = MappingProxyType(
         ),
         Level.TOLD: (
             "level told: steps and phases are known, hangs are found; after a fault all workers start again from the script's "
-            "own checkpoint. Level exact (elasticrl.runtime.join) loses no step, and keeps the processes: docs/LEVELS.md."
+            "own checkpoint. Level kept (three lines: elasticrl.keep) loses no step: docs/LEVELS.md."
+        ),
+        Level.KEPT: (
+            "level kept: the state is in memory, with copies on other nodes; after a fault all workers start again from the "
+            "newest step. Level exact (elasticrl.runtime.join) also keeps the processes, and the bits: docs/LEVELS.md."
         ),
         Level.EXACT: "",
     }

@@ -22,6 +22,7 @@ from elasticrl.diagnose.program import imports
 RUNTIME: Final = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN: Final = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
+KEPT: Final = "elasticrl.runtime.kept"  # for scripts whose state is kept: a second
 FSDP: Final = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
 AHEAD: Final = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT: Final = "elasticrl.runtime.bits"
@@ -36,7 +37,8 @@ def spec_of(
         tree.model.strategy,
         *(role.strategy for role in (tree.placement.actor, tree.placement.critic) if role),
     }
-    script = not means_of(tree.job.level).joins
+    means = means_of(tree.job.level)
+    script = not means.joins
     own = (
         *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
         *OWN.get(tree.job.program, ()),
@@ -53,7 +55,7 @@ def spec_of(
         interface=tree.node.interface or "",
         spares=tree.agent.spares,
         threads=tree.lanes.threads,
-        preload=(*PRELOAD, *(() if script else own), *tree.agent.preload),
+        preload=(*PRELOAD, *(() if script else own), *((KEPT,) if script and means.keeps else ()), *tree.agent.preload),
         script=script,
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[0]) if script and len(program) == 1 and tree.agent.script_imports else (),

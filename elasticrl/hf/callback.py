@@ -3,6 +3,8 @@
     trainer = Trainer(..., callbacks=[elasticrl.hf.Callback()])
     trainer.train(resume_from_checkpoint=elasticrl.hf.latest(args.output_dir))
 
+With `Callback(keep=True)` the whole state is in memory after each step (job.level kept), and `latest` finds the newer of both.
+
 The one idea: only Trainer's public callbacks are used, so TRL's trainers and others that build on it are served alike. Two
 hooks are missing: nothing is called before an evaluation or a save begins. Both are known at the end of the step before, by
 Trainer's own `control`, so their phases begin there.
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from elasticrl.base.parsed import parsed
+from elasticrl.hf.kept import Keep, remembered
 from elasticrl.runtime import told
 
 TRAIN: Final = "train"
@@ -26,14 +29,22 @@ LENGTH: Final = 8  # bytes at the beginning of a safetensors file that say how l
 
 
 class Callback(TrainerCallback):
-    """Tells elasticrl of steps and phases. Outside of elasticrl it does nothing."""
+    """Tells elasticrl of steps and phases. Outside of elasticrl it does nothing.
 
-    def __init__(self) -> None:
+    `keep`: also keeps the state in memory, after each step or after each so many. It has to be with `latest`.
+    """
+
+    def __init__(self, *, keep: int | bool = False) -> None:
         self._leave = Agreement()
+        self._keep = Keep(int(keep)) if keep else None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **has: Any) -> None:
         """Training begins, or goes on from a checkpoint."""
         self._leave.begin()
+        if self._keep is not None:
+            self._keep.begin(args, state, has)
+            told.beat(phase=TRAIN)
+            return
         told.beat(step=state.global_step, phase=TRAIN)
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -47,6 +58,8 @@ class Callback(TrainerCallback):
         if self._leave.agreed(mine=told.leaving()):
             control.should_save = control.should_training_stop = True
         following = "evaluate" if control.should_evaluate else "save" if control.should_save else TRAIN
+        if self._keep is not None:
+            self._keep.step(state.global_step)
         told.beat(step=state.global_step, phase=following)
         return control
 
@@ -67,6 +80,8 @@ class Callback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """What comes now is the script's own: a last evaluation, a last save."""
         self._leave.end()
+        if self._keep is not None:
+            self._keep.end()
         told.beat(phase="end")
 
 
@@ -108,12 +123,15 @@ class Agreement:
 
 
 def latest(output_dir: str | Path) -> str | None:
-    """The newest checkpoint in a Trainer's `output_dir` that is whole; None if there is none, so that training begins anew.
+    """The newest checkpoint in a Trainer's `output_dir` that is whole; None if there is none, so that training begins anew. At
+    job.level kept: a folder that stands for what is in memory, if that is as new. Then call it on all ranks, after the Trainer
+    is made.
 
     Trainer itself takes the one with the greatest number, which a kill in the middle of a save has left in pieces.
     """
     found = [(int(number), path) for path in Path(output_dir).glob("checkpoint-*") if (number := _number(path))]
-    return next((str(path) for step, path in sorted(found, reverse=True) if whole(path, step)), None)
+    newest = next(((step, str(path)) for step, path in sorted(found, reverse=True) if whole(path, step)), None)
+    return remembered(newest[0] if newest else 0) or (newest[1] if newest else None)
 
 
 def _number(path: Path) -> str:

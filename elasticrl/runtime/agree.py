@@ -20,9 +20,30 @@ from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, mark
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from elasticrl.runtime.checkpoint.manifest import Manifest
     from elasticrl.runtime.checkpoint.shelf import Found
     from elasticrl.runtime.group import Gang
+
+    class Ranks(Protocol):
+        """Who speak with each other, as one of them sees it."""
+
+        @property
+        def rank(self) -> int:
+            """Its number."""
+
+        @property
+        def world(self) -> int:
+            """How many they are."""
+
+        @property
+        def backend(self) -> str:
+            """What carries their words."""
+
+        @property
+        def group(self) -> dist.ProcessGroup | None:
+            """None: torch's default group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +120,7 @@ def known(told: Iterable[int | None]) -> int | None:
 
 
 def exchange_with(
-    gang: Gang, words: Mapping[str, Any], lineages: Iterable[Lineage]
+    gang: Ranks, words: Mapping[str, Any], lineages: Iterable[Lineage]
 ) -> tuple[list[Any], dict[str, Lineage]]:
     """Everybody's words, and the lineages that they speak of, by their marks. Each lineage is sent once, by the first rank that
     has it: with everybody's words, which are as long as the longest, it would come from all. Collective.
@@ -118,7 +139,7 @@ def exchange_with(
     return rows, found
 
 
-def exchange(gang: Gang, words: Any) -> list[Any]:
+def exchange(gang: Ranks, words: Any) -> list[Any]:
     """Everybody's words, in rank order, as JSON: nothing that comes over a network is ever unpickled. Collective."""
     device = _device(gang)
     mine = _written(words).to(device)
@@ -135,7 +156,7 @@ def exchange(gang: Gang, words: Any) -> list[Any]:
     return [parsed(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def _told(gang: Gang, words: Any, speaker: int) -> Any:
+def _told(gang: Ranks, words: Any, speaker: int) -> Any:
     """What rank `speaker` says, as JSON. Collective."""
     device = _device(gang)
     said = _written(words).to(device)
@@ -153,5 +174,5 @@ def _written(words: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
 
 
-def _device(gang: Gang) -> str:
+def _device(gang: Ranks) -> str:
     return "cuda" if gang.backend == "nccl" else "cpu"

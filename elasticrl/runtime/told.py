@@ -33,7 +33,7 @@ def beat(step: int | None = None, phase: str | None = None) -> None:
         if why := misnamed(phase):
             raise ValueError(f"elasticrl.beat: the phase {phase!r} cannot be used: {why}")
         _known.add(phase)
-    seat = _seat()
+    seat = seat_here()
     if seat is None:
         return
     if phase is not None or seat.beat.now.phase == UNTOLD:
@@ -50,7 +50,7 @@ def phase(name: str) -> Iterator[None]:
 
     Example: with elasticrl.phase("evaluate"): ...
     """
-    seat = _seat()
+    seat = seat_here()
     before = seat.beat.now.phase if seat else STEP
     beat(phase=name)
     try:
@@ -65,14 +65,14 @@ def leaving() -> bool:
     Not all ranks may hear of it at the same step: agree on it (an all_reduce) where the save is one of all ranks. A script that
     has called this has `recovery.drain` to leave before it is sent SIGTERM; any other is sent SIGTERM at once.
     """
-    seat = _seat()
+    seat = seat_here()
     if seat is None:
         return False
     seat.listens()
     return seat.halt is not None
 
 
-def _seat() -> OwnSeat | None:
+def seat_here() -> OwnSeat | None:
     """That of this process, if a script holds it, and it is not a child of the script's (a loader's worker)."""
     try:
         seat = OwnSeat.here()

@@ -577,7 +577,7 @@ CASES = [
     ),
     Case(
         "vault.copies",
-        "must be 0 below job.level exact, where no state",
+        "must be 0 below job.level kept, where no state",
         ["job.program=t.py", "job.level=told", "vault.copies=1", "membership.min_nodes=2"],
         "it is 1",
         ["vault.copies=0"],

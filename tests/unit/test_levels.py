@@ -168,7 +168,7 @@ def test_a_scripts_recovery_is_over_with_its_first_word_and_says_what_was_lost()
     assert recovered(Level.SUPERVISED, [0, 0]) == (1.0, None), "it never says a word: it is over when it runs"
     assert recovered(Level.TOLD, [0, 0, 0]) is None
     assert recovered(Level.TOLD, [0, 0, 16]) == (3.0, 5), "steps 16 to 20 are made again"
-    assert recovered(Level.TOLD, [0, 21]) == (2.0, 0)
+    assert recovered(Level.TOLD, [0, 21]) == recovered(Level.KEPT, [0, 21]) == (2.0, 0)
 
 
 def test_a_process_that_a_script_has_forked_says_nothing() -> None:

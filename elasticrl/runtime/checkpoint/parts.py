@@ -63,6 +63,14 @@ class Emptied(Protocol):
         """As it was when it was registered."""
 
 
+@runtime_checkable
+class Roomy(Protocol):
+    """Replicated state that makes room for its tensors itself: of a cut parameter an optimizer needs its part alone."""
+
+    def room(self, wholes: Mapping[str, Piece], /) -> dict[str, torch.Tensor]:
+        """A tensor for each of these, to be filled: a plain one is as long as the whole, a DTensor has this rank's part."""
+
+
 Part = Replicated | Sharded
 
 
@@ -177,6 +185,9 @@ class Parts:
                     found.extend(piece for key, t in live.items() for piece, _ in pieces_of(key, t))
                 else:  # as `_fill_module` does then: whole tensors
                     found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
+            elif isinstance(part, Roomy):
+                room = part.room(_mentioned(source, source.values.get(name)))
+                found.extend(piece for key, t in room.items() for piece, _ in pieces_of(key, t))
             else:
                 found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found
@@ -211,19 +222,28 @@ class Parts:
                 _fill_module(name, part, source)
             else:
                 saved = source.values[name]
-                self._replicated[name].load_state_dict(tree.join(saved, wholes(source, saved)))
+                found = part.room(_mentioned(source, saved)) if isinstance(part, Roomy) else None
+                self._replicated[name].load_state_dict(tree.join(saved, wholes(source, saved, found)))
 
 
-def wholes(source: Source, skeleton: Any) -> dict[str, torch.Tensor]:
-    """The whole tensors that a part's values mention, put together from all shards."""
-    known = source.wholes("")
-    tensors: dict[str, torch.Tensor] = {}
-    for name in tree.names(skeleton):
+def wholes(source: Source, skeleton: Any, room: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The tensors that a part's values mention, put together from all shards: in this `room`, or whole."""
+    tensors = whole_room(_mentioned(source, skeleton)) if room is None else room
+    source.fill(pair for name, tensor in tensors.items() for pair in pieces_of(name, tensor))
+    return tensors
+
+
+def whole_room(wholes: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
+    """Room for whole tensors."""
+    return {name: torch.empty(piece.shape, dtype=dtype_of(piece.dtype)) for name, piece in wholes.items()}
+
+
+def _mentioned(source: Source, skeleton: Any) -> dict[str, Piece]:
+    known, named = source.wholes(""), tuple(tree.names(skeleton))
+    for name in named:
         if name not in known:
             raise StateError(f"{source.name} mentions a tensor {name} that none of its shards has a piece of.")
-        tensors[name] = torch.empty(known[name].shape, dtype=dtype_of(known[name].dtype))
-    source.fill((known[name], tensor) for name, tensor in tensors.items())
-    return tensors
+    return {name: known[name] for name in named}
 
 
 def pieces_of(name: str, tensor: torch.Tensor) -> list[tuple[Piece, torch.Tensor]]:
