@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "PPOTrainer": Kind(
         name="PPOTrainer",
         resume="load your own checkpoint before you make the trainer: it cannot resume (docs/TRAINERS.md)",
-        told=HF_TOLD.format("PPOTrainer"),
+        told="import elasticrl;  elasticrl.beat(step=state.global_step)  # in on_step_end of a callback of yours",
         exact=None,
     ),
     "trl": _of_hf("trainer of TRL"),

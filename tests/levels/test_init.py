@@ -20,7 +20,7 @@ SCRIPTS = {
     "fsdp2.py": ("FSDP2 loop", "elasticrl.beat(step=step)"),
     "hf.py": ("transformers.Trainer", "Elastic, transformers.Trainer"),
     "sft.py": ("SFTTrainer", "callbacks=[elasticrl.hf.Callback()]"),
-    "trl_ppo.py": ("PPOTrainer", "callbacks=[elasticrl.hf.Callback()]"),
+    "trl_ppo.py": ("PPOTrainer", "elasticrl.beat(step=state.global_step)"),
     "accel.py": ("Accelerate loop", "elasticrl.beat(step=step)"),
     "lightning_plain.py": ("Lightning Trainer", "elasticrl.lightning.Callback"),
     "titan.py": ("torchtitan", "elasticrl.beat(step=step)"),
