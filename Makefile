@@ -126,8 +126,14 @@ vllm-full: setup $(VLLM)/.stamp
 
 # Trainers of transformers, TRL and Lightning (docs/TRAINERS.md, docs/LEVELS.md). They fit into the environment that there is. That it cannot be tested is a
 # failure here, not a skip.
+# Two trainers do not fit beside the others and have folders of packages (tests/levels/rides.py): TRL's PPOTrainer, which newer
+# versions of TRL lack, and torchtitan, which imports triton (1 GB).
+TITAN := torchtitan==0.3.0 spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 \
+  einops==0.8.2 docstring_parser==0.18.0 typeguard==4.6.1 shtab==1.13.0 triton==3.9.0
 $(VENV)/.stamp-hf: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,lightning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/trl112 trl==1.12.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
 	@touch $@
 
 hf: setup $(VENV)/.stamp-hf

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: verb -> the module whose `register` brings it, in the order that help lists them.
 VERBS: Final = {
     "demo": "elasticrl.cli.demo",
+    "init": "elasticrl.cli.init",
     "run": "elasticrl.cli.serve",
     "daemon": "elasticrl.cli.serve",
     "agent": "elasticrl.cli.serve",

@@ -55,15 +55,25 @@ def folder_of(name: str) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "elasticrl" / name
 
 
+def places(name: str) -> dict[str, str]:
+    """Where a job on this machine keeps its things, for a user who owns nothing of the system's folders."""
+    folder, shm = folder_of(name), Path("/dev/shm")  # noqa: S108 - the vault makes its own folder there, closed to others
+    return {
+        "state": str(folder / "state"),
+        "vault": str(shm / f"elasticrl-{os.getuid()}" if shm.is_dir() else folder / "vault"),
+        "checkpoints": str(folder / "checkpoints"),
+        "log": str(folder / "log"),
+    }
+
+
 def written(script: Script, level: str, nodes: int, workers: int) -> Path:
     """The configuration for it, as a file."""
     name = name_of(script)
     folder = folder_of(name)
-    shm = Path("/dev/shm")  # noqa: S108 - the vault makes its own folder there, closed to others
-    vault = shm / f"elasticrl-{os.getuid()}" if shm.is_dir() else folder / "vault"
+    where = places(name)
     conf: dict[str, Any] = {
         "job": {"name": name, "level": level, "program": script.program, "args": list(script.args)},
-        "node": {"workers": workers, "interface": "lo", "state_dir": str(folder / "state")},
+        "node": {"workers": workers, "interface": "lo", "state_dir": where["state"]},
         "store": {"embedded": True},
         "membership": {
             "min_nodes": 1, "max_nodes": nodes, "settle": "1s", "lease_ttl": "5s", "keepalive": "1500ms",
@@ -71,9 +81,9 @@ def written(script: Script, level: str, nodes: int, workers: int) -> Path:
         },
         # A script's save, or its evaluation, may take long, and reports nothing meanwhile.
         "timeouts": {"floor": "30s", "default_phase": "30m", "collective": "1h"},
-        "vault": {"dir": str(vault)},
-        "checkpoint": {"dir": str(folder / "checkpoints")},
-        "telemetry": {"log_dir": str(folder / "log")},
+        "vault": {"dir": where["vault"]},
+        "checkpoint": {"dir": where["checkpoints"]},
+        "telemetry": {"log_dir": where["log"]},
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "job.yaml"

@@ -5,6 +5,8 @@
     trainer = Trainer(model=..., args=GRPOConfig(...), reward_funcs=..., train_dataset=...)
     trainer.train()
 
+A loop of Accelerate calls `prepare` in place of `accelerator.prepare`.
+
 A script that stays as it is can have a `Callback`, which tells its steps, and go on from the `latest` whole checkpoint.
 
 Start reading at `elastic`. docs/TRAINERS.md says what each trainer gets and loses.
@@ -13,9 +15,15 @@ Start reading at `elastic`. docs/TRAINERS.md says what each trainer gets and los
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["Callback", "Elastic", "join", "latest"]
+__all__ = ["Callback", "Elastic", "join", "latest", "prepare"]
 
-WHERE: Final = {"Callback": "callback", "Elastic": "elastic", "join": "place", "latest": "callback"}
+WHERE: Final = {
+    "Callback": "callback",
+    "Elastic": "elastic",
+    "join": "place",
+    "latest": "callback",
+    "prepare": "prepared",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,45 +1,22 @@
 """Scripts that know nothing of elasticrl survive what befalls them, under real daemons, and end with exit code 0."""
 
-import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.levels.rides import ride
 from tests.levels.scripts import NODES, Running
 
 pytestmark = pytest.mark.timeout(600)
 CRASH_LOOP = 70
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["ddp.py", pytest.param("fsdp2.py", marks=pytest.mark.slow), pytest.param("hf.py", marks=pytest.mark.slow)],
-)
-def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(script: str) -> None:
-    with Running(script, "--steps", "100000", "--last", "{folder}/last") as run:
-        run.job.start(*NODES)
-        run.trains(3)
-        run.warm()
-        at = run.hit("n1")
-        run.trains(3, after=at + 0.1)
-        run.warm()
-        at = run.hit("n2", signal.SIGSTOP)
-        run.trains(3, after=at + 0.3)
-        (stalled,) = run.job.events("n2", "worker.stalled")
-        assert stalled["stopped"]
-        stopped = [line for line in run.job.events("n0", "verdict.found") if line["fault"] == "host_hang"]
-        assert stopped[0]["nodes"] == ["n2"], "the one that was stopped is named"
-        assert "was stopped by SIGSTOP" in run.job.ask("n0", "status")["reason"]
-        at = run.kill_node("n2")
-        run.trains(2, after=at)
-        run.job.start("n2")
-        run.trains(3, after=run.lines()[-1].at)
-        last = max(line.step for line in run.lines()) + 40
-        (run.job.folder / "last").write_text(str(last))
-        assert run.ends() == [0, 0, 0]
-        assert {line.step for line in run.lines()} == set(range(1, last + 1)), "each step was made"
-        assert run.reasons()[-1] == "the script has ended with exit code 0 on all ranks"
-        run.job.check()
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(tmp_path: Path, name: str) -> None:
+    # The other trainers: tests/hf/test_hf_trainers.py.
+    found = ride(name, tmp_path)
+    assert [cost.fault for cost in found] == ["worker", "stopped", "node", "node is back"]
 
 
 def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:

@@ -1,0 +1,120 @@
+"""`elasticrl init`: what it writes for the scripts of other people is accepted, and starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticrl.cli.init import Asked, lines_of, problems
+from elasticrl.cli.reading import read
+from elasticrl.contract.level import Level
+from tests.levels.scripts import HERE
+
+pytestmark = pytest.mark.timeout(240)
+REFUSED = 2
+SCRIPTS = {
+    "ddp.py": ("loop of torch", "elasticrl.beat(step=step)"),
+    "fsdp2.py": ("FSDP2 loop", "elasticrl.beat(step=step)"),
+    "hf.py": ("transformers.Trainer", "Elastic, transformers.Trainer"),
+    "sft.py": ("SFTTrainer", "callbacks=[elasticrl.hf.Callback()]"),
+    "trl_ppo.py": ("PPOTrainer", "elasticrl.beat(step=state.global_step)"),
+    "accel.py": ("Accelerate loop", "elasticrl.beat(step=step)"),
+    "lightning_plain.py": ("Lightning Trainer", "elasticrl.lightning.Callback"),
+    "titan.py": ("torchtitan", "elasticrl.beat(step=step)"),
+}
+
+
+def command(*words: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "elasticrl.cli.main", *words],
+        cwd=folder, env={**os.environ, "XDG_STATE_HOME": f"{folder}/state", **env}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_knows_the_trainer_and_that_the_script_resumes(script: str) -> None:
+    found = read(HERE / script)
+    name, following = SCRIPTS[script]
+    assert (found.kind.name, found.resumes) == (name, True)
+    assert any(following in (line or "") for line in (found.kind.told, found.kind.exact))
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("import elasticrl\nelasticrl.beat(step=1)", "told"),
+        ("from elasticrl import beat\nbeat(step=1)", "told"),
+        ("import elasticrl.hf\ncallbacks=[elasticrl.hf.Callback()]", "told"),
+        ("import elasticrl\nelasticrl.beat(step=1)\n','.join([])", "told"),
+        ("from elasticrl import hf\nclass T(hf.Elastic, object): pass", "exact"),
+        ("import elasticrl.runtime as rt\nwith rt.join() as run: pass", "exact"),
+        ("import os\nos.path.join('a', 'b')", "supervised"),
+    ],
+)
+def test_what_a_script_calls_says_its_level(tmp_path: Path, text: str, level: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert read(tmp_path / "train.py").level == level
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("store", [None, "etcd-1:2379"])
+def test_a_configuration_has_at_most_twelve_keys(script: str, level: str, store: str | None) -> None:
+    for nodes in ("1", "1:3", "2:4"):
+        asked = Asked(script=str(HERE / script), nodes=nodes, level=str(level), store=store, args=("--lr", "1e-4"))
+        lines = lines_of(asked, read(HERE / script))
+        assert len(lines) <= 12
+        assert all(line.why for line in lines)
+
+
+@pytest.mark.parametrize("script", ["ddp.py", "fsdp2.py", "sft.py", "accel.py", "lightning_plain.py"])
+def test_what_it_writes_is_accepted_without_a_word(tmp_path: Path, script: str) -> None:
+    done = command("init", "--script", str(HERE / script), "--nodes", "2:4", "--workers", "8", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "# Start it: elasticrl run job.yaml --nodes 4" in done.stdout
+    assert "# Level told needs this" in done.stdout
+    check = command("config", "check", "job.yaml", folder=tmp_path)
+    assert (check.returncode, check.stdout.splitlines()[0][:3]) == (0, "ok:")
+    assert yaml.safe_load((tmp_path / "job.yaml").read_text())["membership"]["min_nodes"] == 2
+
+
+def test_all_problems_are_said_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    words = ("--script", "gone.py", "--nodes", "4:2", "--workers", "0", "--level", "super", "--store", "etcd")
+    done = command("init", *words, folder=tmp_path)
+    assert done.returncode == REFUSED
+    said = done.stderr.splitlines()
+    assert [line.split()[0] for line in said] == ["--script", "--nodes", "--workers", "--level", "--store"]
+    assert list(tmp_path.glob("*.yaml")) == []
+    assert problems(Asked(script=str(HERE / "ddp.py"), nodes="x"))[0].startswith("--nodes x: write MIN:MAX")
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("mine: 1\n")
+    done = command("init", "--script", str(HERE / "ddp.py"), folder=tmp_path)
+    assert done.returncode == REFUSED
+    assert "job.yaml is there already" in done.stderr
+    assert (tmp_path / "job.yaml").read_text() == "mine: 1\n"
+
+
+def test_a_script_without_a_resume_and_a_level_that_it_does_not_reach_are_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from trl import GRPOTrainer\nGRPOTrainer().train()\n")
+    done = command("init", "--script", "train.py", "--level", "exact", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "does not seem to load a checkpoint" in done.stdout
+    assert "class Trainer(elasticrl.hf.Elastic, GRPOTrainer): ..." in done.stdout
+
+
+def test_a_job_runs_with_what_it_wrote(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = ("--steps", "40", "--save", f"{tmp_path}/own", "--history", f"{tmp_path}/history")
+    done = command("init", "--script", str(HERE / "ddp.py"), "--nodes", "1:2", "--", *own, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "x").mkdir()
+    run = command("run", "job.yaml", "--nodes", "2", folder=tmp_path, XDG_RUNTIME_DIR=f"{tmp_path}/x")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "the script has ended with exit code 0 on all ranks" in run.stdout
+    assert {line.split()[-1] for line in (tmp_path / "history").read_text().splitlines()} >= {"1", "40"}
