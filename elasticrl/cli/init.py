@@ -16,7 +16,7 @@ import typer
 from elasticrl.cli import script as scripts
 from elasticrl.cli.claims import refused
 from elasticrl.cli.reading import Reading, read
-from elasticrl.contract.level import Level, means_of
+from elasticrl.contract.level import Level, Means, means_of
 
 COMMENT = 44  # the column where the comments begin
 
@@ -187,14 +187,14 @@ def lines_of(asked: Asked, reading: Reading) -> list[Line]:
         *([Line(key="job.args", value=list(asked.args), why="the script's arguments")] if asked.args else []),
         Line(key="node.workers", value=asked.workers, why="processes on each node, one to a GPU"),
     ]
-    joins = means_of(level).joins
-    lines += _cluster(asked, joins=joins) if asked.store else _machine(asked, name, joins=joins)
+    means = means_of(level)
+    lines += _cluster(asked, means) if asked.store else _machine(asked, name, means)
     lines.append(Line(key="membership.max_nodes", value=asked.most, why="more nodes are spares"))
     if reading.kind.fixed and asked.most > 1:
         lines.append(Line(key="membership.fixed", value=True, why=reading.kind.fixed))
     else:
         lines.append(Line(key="membership.min_nodes", value=asked.least, why="with fewer nodes the job waits"))
-    if joins and asked.least > 1:
+    if means.keeps and asked.least > 1:
         lines.append(Line(key="vault.copies", value=1, why="a neighbour keeps each node's state"))
     return lines
 
@@ -206,16 +206,16 @@ SAYS = {
 }
 
 
-def _cluster(asked: Asked, *, joins: bool) -> list[Line]:
+def _cluster(asked: Asked, means: Means) -> list[Line]:
     assert asked.store is not None
     saves = Line(key="checkpoint.dir", value="/mnt/shared/checkpoints", why="a folder that all nodes see")
     return [
         Line(key="store.endpoints", value=asked.store.split(","), why="your etcd"),
-        *([saves] if joins else []),
+        *([saves] if means.joins else []),
     ]  # fmt: skip
 
 
-def _machine(asked: Asked, name: str, *, joins: bool) -> list[Line]:
+def _machine(asked: Asked, name: str, means: Means) -> list[Line]:
     places = scripts.places(name)
     return [
         Line(key="node.state_dir", value=places["state"], why="incidents, traces, etcd's data"),
@@ -223,12 +223,12 @@ def _machine(asked: Asked, name: str, *, joins: bool) -> list[Line]:
         Line(key="telemetry.log_dir", value=places["log"], why="the logs of all workers"),
         *(
             []
-            if joins and asked.least > 1
+            if means.keeps and asked.least > 1
             else [Line(key="vault.dir", value=places["vault"], why="memory for snapshots")]
         ),
         (
             Line(key="checkpoint.dir", value=places["checkpoints"], why="the job's checkpoints")
-            if joins
+            if means.joins
             else Line(key="node.interface", value="lo", why="all nodes are on this machine")
         ),
     ]
@@ -287,7 +287,7 @@ def _over(one: str, other: str) -> bool:
 
 def line_for(level: str, reading: Reading) -> str | None:
     """The line that brings a script of this kind to a level."""
-    return {"told": reading.kind.told, "exact": reading.kind.exact}.get(level)
+    return {"told": reading.kind.told, "kept": reading.kind.kept, "exact": reading.kind.exact}.get(level)
 
 
 def accepted(file: Path) -> None:

@@ -15,12 +15,13 @@ from typing import Final
 class Kind:
     """A trainer, and the lines that lead from one level to the next; None: there is no such line.
 
-    Example: Kind(name="Lightning Trainer", resume="trainer.fit(model, ckpt_path=...)", told="callbacks=[...]", exact=None)
+    Example: Kind(name="Lightning Trainer", resume="trainer.fit(..., ckpt_path=...)", told="...", kept=None, exact=None)
     """
 
     name: str
     resume: str
     told: str
+    kept: str | None
     exact: str | None
     fixed: str = ""  # why it cannot train at another size
 
@@ -36,14 +37,19 @@ class Reading:
 
 HF_RESUME: Final = "trainer.train(resume_from_checkpoint=elasticrl.hf.latest(args.output_dir))"
 HF_TOLD: Final = "import elasticrl.hf;  trainer = {0}(..., callbacks=[elasticrl.hf.Callback()])"
+HF_KEPT: Final = "import elasticrl.hf;  trainer = {0}(..., callbacks=[elasticrl.hf.Callback(keep=True)])"
 HF_EXACT: Final = "import elasticrl.hf;  class Trainer(elasticrl.hf.Elastic, {0}): ...  # then use Trainer for {0}"
 BEAT: Final = "import elasticrl;  elasticrl.beat(step=step)  # after each step"
+KEEP: Final = (
+    "kept = elasticrl.keep(model=model, optimizer=optimizer);  step = kept.restore()  # then kept.step(step) after each"
+)
 JOIN: Final = "with elasticrl.runtime.join() as run: ...  # a loop over lanes: docs/RUNTIME.md"
 
 
 def _of_hf(name: str, *, exact: bool = True) -> Kind:
     return Kind(
-        name=name, resume=HF_RESUME, told=HF_TOLD.format(name), exact=HF_EXACT.format(name) if exact else None
+        name=name, resume=HF_RESUME, told=HF_TOLD.format(name), kept=HF_KEPT.format(name),
+        exact=HF_EXACT.format(name) if exact else None,
     )  # fmt: skip
 
 
@@ -54,6 +60,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="PPOTrainer",
         resume="load your own checkpoint before you make the trainer: it cannot resume (docs/TRAINERS.md)",
         told="import elasticrl;  elasticrl.beat(step=state.global_step)  # in on_step_end of a callback of yours",
+        kept=None,
         exact=None,
     ),
     "trl": _of_hf("trainer of TRL"),
@@ -61,6 +68,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="torchtitan",
         resume="config.checkpoint.enable = True",
         told=BEAT,
+        kept=None,
         exact=None,
         fixed="its data loader cannot resume at another size",
     ),
@@ -68,21 +76,22 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="Lightning Trainer",
         resume='trainer.fit(model, ckpt_path=elasticrl.lightning.latest("checkpoints"))',
         told='import elasticrl;  trainer = Trainer(..., callbacks=[elasticrl.lightning.Callback("checkpoints/leaving.ckpt")])',
+        kept=None,
         exact=None,
     ),
     "Trainer": _of_hf("transformers.Trainer"),
-    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, exact=JOIN),
-    "deepspeed": Kind(name="DeepSpeed loop", resume="engine.load_checkpoint(folder)", told=BEAT, exact=JOIN),
+    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, kept=KEEP, exact=JOIN),
+    "deepspeed": Kind(name="DeepSpeed loop", resume="engine.load_checkpoint(folder)", told=BEAT, kept=KEEP, exact=JOIN),
     "fully_shard": Kind(
-        name="FSDP2 loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, exact=JOIN
+        name="FSDP2 loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, kept=KEEP, exact=JOIN
     ),
     "FullyShardedDataParallel": Kind(
-        name="FSDP loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, exact=JOIN
+        name="FSDP loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, kept=KEEP, exact=JOIN
     ),
-    "torch": Kind(name="loop of torch", resume="model.load_state_dict(torch.load(newest))", told=BEAT, exact=JOIN),
+    "torch": Kind(name="loop of torch", resume="model.load_state_dict(torch.load(newest))", told=BEAT, kept=KEEP, exact=JOIN),
 }  # fmt: skip
 ALIASES: Final = {"pytorch_lightning": "lightning"}
-UNKNOWN: Final = Kind(name="program", resume="load your newest checkpoint", told=BEAT, exact=JOIN)
+UNKNOWN: Final = Kind(name="program", resume="load your newest checkpoint", told=BEAT, kept=KEEP, exact=JOIN)
 #: Calls, attributes and arguments by which scripts go on from a checkpoint.
 RESUMES: Final = frozenset(
     {"resume_from_checkpoint", "get_last_checkpoint", "ckpt_path", "load_state", "load_checkpoint", "load_state_dict",
@@ -91,6 +100,7 @@ RESUMES: Final = frozenset(
 #: What of ours belongs to which level, the most first.
 OURS: Final[Mapping[str, frozenset[str]]] = {
     "exact": frozenset({"Elastic", "join", "prepare"}),
+    "kept": frozenset({"keep"}),
     "told": frozenset({"beat", "Callback", "leaving"}),
 }
 
@@ -101,6 +111,7 @@ def read(script: Path) -> Reading:
     imported = set(_imported(tree))
     kind = next((kind for name, kind in KINDS.items() if name in imported), UNKNOWN)
     ours = set(_ours(tree))
+    ours |= {"keep"} if "Callback" in ours and "keep" in set(_used(tree)) else set()
     level = next((level for level, names in OURS.items() if names & ours), "supervised")
     resumes = bool(RESUMES & set(_used(tree))) or level == "exact"
     return Reading(kind=kind, resumes=resumes, level=level)

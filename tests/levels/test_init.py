@@ -50,6 +50,8 @@ def test_it_knows_the_trainer_and_that_the_script_resumes(script: str) -> None:
         ("from elasticrl import beat\nbeat(step=1)", "told"),
         ("import elasticrl.hf\ncallbacks=[elasticrl.hf.Callback()]", "told"),
         ("import elasticrl\nelasticrl.beat(step=1)\n','.join([])", "told"),
+        ("import elasticrl\nkept = elasticrl.keep(model=1)", "kept"),
+        ("import elasticrl.hf\ncallbacks=[elasticrl.hf.Callback(keep=True)]", "kept"),
         ("from elasticrl import hf\nclass T(hf.Elastic, object): pass", "exact"),
         ("import elasticrl.runtime as rt\nwith rt.join() as run: pass", "exact"),
         ("import os\nos.path.join('a', 'b')", "supervised"),
