@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full fuzz chaos race etcd34 slurm vllm vllm-full hf docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -51,12 +51,24 @@ WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,
   $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
 
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
-# is waiting, and whole jobs under daemons one test after the other.
+# is waiting, and whole jobs under daemons one test after the other. `make test` has one test or more of every guarantee; those
+# that take long (marked so) belong to `make ci`, with what other trainers and engines need.
+QUICK := -m "not slow and not long"
+REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf tests/vllm tests/slurm)
 test: setup system lint types
-	$(BIN)/python -m pytest -n auto $(COMPUTES)
+	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
+	$(BIN)/python -m chaos.run sim --seeds 100
+	$(BIN)/python -m pytest $(QUICK) -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
+	$(BIN)/python -m pytest $(QUICK) $(REST)
+
+ci: setup system
+	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf)
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
+	$(BIN)/python -m pytest -m long $(REST)
+	$(MAKE) hf
+	$(MAKE) vllm
+	$(MAKE) docs
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit
