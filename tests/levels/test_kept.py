@@ -120,7 +120,7 @@ def test_a_trainer_goes_on_from_memory_with_the_same_samples_and_bits(tmp_path: 
         for node in ("n0", "n1"):
             run.hit(node)
         goes_on(run, 2, at)
-        last = finished(run, 40)
+        last = finished(run, 15)
         as_if_nothing = undisturbed("hf.py", tmp_path, last, 2, "--kept")
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
 

@@ -25,6 +25,20 @@ def test_only_a_job_on_processors_is_kept_from_the_cards(tmp_path: Path, device:
     assert daemon.spec().env.get("CUDA_VISIBLE_DEVICES") == sees
 
 
+@pytest.mark.parametrize(("level", "ahead"), [("told", False), ("kept", True)])
+def test_a_script_whose_state_is_kept_finds_what_keeps_it_imported(tmp_path: Path, level: str, ahead: bool) -> None:
+    folders = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    tree = Tree.model_validate(
+        {
+            "job": {"name": "j", "program": "x.py", "level": level},
+            "node": {"interface": "lo", **folders},
+            "checkpoint": {"dir": str(tmp_path / "saves")},
+        }
+    )
+    daemon = Daemon(tree, log=structlog.get_logger(), history=History())
+    assert ("elasticrl.runtime.kept" in daemon.spec().preload) is ahead
+
+
 @pytest.mark.parametrize("entries", [0, 500])
 def test_the_recorder_s_size_is_said_also_where_it_is_off(tmp_path: Path, entries: int) -> None:
     """torch 2.13 remembers 2,000 collectives where nothing is said."""
