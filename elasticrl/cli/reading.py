@@ -31,6 +31,7 @@ class Reading:
 
     kind: Kind
     resumes: bool
+    torn: bool = False  # it may resume from a checkpoint that a kill has cut short
     level: str  # that its calls of ours belong to
 
 
@@ -88,6 +89,7 @@ RESUMES: Final = frozenset(
     {"resume_from_checkpoint", "get_last_checkpoint", "ckpt_path", "load_state", "load_checkpoint", "load_state_dict",
      "set_state_dict", "latest", "CheckpointManager", "init_from_checkpoint"}
 )  # fmt: skip
+TORN: Final = "get_last_checkpoint"  # transformers': the one with the greatest number, whole or not
 #: What of ours belongs to which level, the most first.
 OURS: Final[Mapping[str, frozenset[str]]] = {
     "exact": frozenset({"Elastic", "join", "prepare"}),
@@ -103,7 +105,7 @@ def read(script: Path) -> Reading:
     ours = set(_ours(tree))
     level = next((level for level, names in OURS.items() if names & ours), "supervised")
     resumes = bool(RESUMES & set(_used(tree))) or level == "exact"
-    return Reading(kind=kind, resumes=resumes, level=level)
+    return Reading(kind=kind, resumes=resumes, torn=TORN in set(_used(tree)), level=level)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

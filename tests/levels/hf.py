@@ -1,4 +1,4 @@
-"""A transformers Trainer script as one finds it: a tiny Llama, save_steps, and a resume from the last checkpoint."""
+"""A transformers Trainer script as one finds it: a tiny Llama, save_steps, and a resume from the newest whole checkpoint."""
 
 import argparse
 import os
@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import torch
+from callbacks import newest
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 
 class Samples(torch.utils.data.Dataset):
@@ -51,12 +51,12 @@ def main():
         )
     )  # fmt: skip
     callbacks = [History(args.history, args.last)]
-    newest = get_last_checkpoint(args.save) if args.save.is_dir() else None
+    resume = newest(args.save)
     if args.told:
         import elasticrl.hf
 
         callbacks.append(elasticrl.hf.Callback())
-        newest = elasticrl.hf.latest(args.save)
+        resume = elasticrl.hf.latest(args.save)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -66,7 +66,7 @@ def main():
         train_dataset=Samples(),
         callbacks=callbacks,
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=newest)
+    trainer.train(resume_from_checkpoint=resume)
 
 
 if __name__ == "__main__":
