@@ -267,6 +267,11 @@ def after(asked: Asked, reading: Reading) -> list[str]:
         said.append(
             f"# {asked.script} does not seem to load a checkpoint. After a fault it would begin anew. Add:\n    {kind.resume}"
         )
+    if reading.torn:
+        said.append(
+            "# get_last_checkpoint also takes a checkpoint that a kill has cut short, and then each start fails. Use instead:\n"
+            "    elasticrl.hf.latest(output_dir)"
+        )
     if level != reading.level and not _over(reading.level, level):
         said.append(
             f"# {asked.script} does not seem to call what level {level} needs. Add:\n    {line_for(level, reading)}"

@@ -32,6 +32,7 @@ class Reading:
 
     kind: Kind
     resumes: bool
+    torn: bool = False  # it may resume from a checkpoint that a kill has cut short
     level: str  # that its calls of ours belong to
 
 
@@ -97,6 +98,7 @@ RESUMES: Final = frozenset(
     {"resume_from_checkpoint", "get_last_checkpoint", "ckpt_path", "load_state", "load_checkpoint", "load_state_dict",
      "set_state_dict", "latest", "CheckpointManager", "init_from_checkpoint"}
 )  # fmt: skip
+TORN: Final = "get_last_checkpoint"  # transformers': the one with the greatest number, whole or not
 #: What of ours belongs to which level, the most first.
 OURS: Final[Mapping[str, frozenset[str]]] = {
     "exact": frozenset({"Elastic", "join", "prepare"}),
@@ -114,7 +116,7 @@ def read(script: Path) -> Reading:
     ours |= {"keep"} if "Callback" in ours and "keep" in set(_used(tree)) else set()
     level = next((level for level, names in OURS.items() if names & ours), "supervised")
     resumes = bool(RESUMES & set(_used(tree))) or level == "exact"
-    return Reading(kind=kind, resumes=resumes, level=level)
+    return Reading(kind=kind, resumes=resumes, torn=TORN in set(_used(tree)), level=level)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

@@ -15,6 +15,8 @@ from typing import Final
 from elasticrl.config import Tree
 from elasticrl.contract.level import means_of
 
+#: What a package imports at its first use, by its name: found to take more than two seconds of a worker's start.
+FIRST_USE: Final = {"accelerate": "torch._dynamo", "transformers": "torch._dynamo", "lightning": "torch._dynamo"}
 REMEDY: Final = "name one that is: job.program=..."
 
 
@@ -81,7 +83,9 @@ def imports(program: str) -> tuple[str, ...]:
                 found += [module if name.name == "*" else f"{module}:{name.name}" for name in names]
             case _:
                 break
-    return tuple(dict.fromkeys(name for name in found if _installed(name, here)))
+    found = [name for name in found if _installed(name, here)]
+    later = [more for name in found if (more := FIRST_USE.get(name.partition(":")[0].partition(".")[0]))]
+    return tuple(dict.fromkeys((*found, *later)))
 
 
 def _parsed(script: Path) -> ast.Module:

@@ -1,9 +1,8 @@
-"""TRL's GRPOTrainer as one finds it: save_steps, and a resume from the last checkpoint."""
+"""TRL's GRPOTrainer as one finds it: save_steps, and a resume from the newest whole checkpoint."""
 
-from callbacks import History
+from callbacks import History, newest
 from datasets import Dataset
 from steps import arguments
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -24,7 +23,7 @@ def main():
         train_dataset=Dataset.from_list([{"prompt": f"<user>{i}<answer>"} for i in range(1000, 2000)]),
         callbacks=[History(args)],
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.save)) if args.save.is_dir() else None)
+    trainer.train(resume_from_checkpoint=newest(args.save))
 
 
 if __name__ == "__main__":

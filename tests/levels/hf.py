@@ -1,4 +1,4 @@
-"""A transformers Trainer script as one finds it: a tiny Llama, save_steps, and a resume from the last checkpoint."""
+"""A transformers Trainer script as one finds it: a tiny Llama, save_steps, and a resume from the newest whole checkpoint."""
 
 import argparse
 import hashlib
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import torch
+from callbacks import newest
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 
 class Samples(torch.utils.data.Dataset):
@@ -59,12 +59,12 @@ def main():
         )
     )  # fmt: skip
     callbacks = [History(args.history, args.last)]
-    newest = get_last_checkpoint(args.save) if args.save.is_dir() else None
+    resume = newest(args.save)
     if args.told:
         import elasticrl.hf
 
         callbacks.append(elasticrl.hf.Callback())
-        newest = elasticrl.hf.latest(args.save)
+        resume = elasticrl.hf.latest(args.save)
     if args.kept:
         import elasticrl.hf
 
@@ -80,8 +80,8 @@ def main():
         callbacks=callbacks,
     )  # fmt: skip
     if args.kept:
-        newest = elasticrl.hf.latest(args.save)
-    trainer.train(resume_from_checkpoint=newest)
+        resume = elasticrl.hf.latest(args.save)
+    trainer.train(resume_from_checkpoint=resume)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""TRL's SFTTrainer as one finds it: save_steps, and a resume from the last checkpoint."""
+"""TRL's SFTTrainer as one finds it: save_steps, and a resume from the newest whole checkpoint."""
 
-from callbacks import History
+from callbacks import History, newest
 from datasets import Dataset
 from steps import arguments
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 
@@ -20,7 +19,7 @@ def main():
         train_dataset=Dataset.from_list(rows),
         callbacks=[History(args)],
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.save)) if args.save.is_dir() else None)
+    trainer.train(resume_from_checkpoint=newest(args.save))
 
 
 if __name__ == "__main__":

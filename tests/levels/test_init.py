@@ -110,6 +110,15 @@ def test_a_script_without_a_resume_and_a_level_that_it_does_not_reach_are_said(t
     assert "class Trainer(elasticrl.hf.Elastic, GRPOTrainer): ..." in done.stdout
 
 
+def test_a_resume_that_may_take_half_a_checkpoint_is_said(tmp_path: Path) -> None:
+    text = "from transformers import Trainer, trainer_utils\n"
+    text += "Trainer().train(resume_from_checkpoint=trainer_utils.get_last_checkpoint('out'))\n"
+    (tmp_path / "train.py").write_text(text)
+    done = command("init", "--script", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "elasticrl.hf.latest(output_dir)" in done.stdout
+
+
 def test_a_job_runs_with_what_it_wrote(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     own = ("--steps", "40", "--save", f"{tmp_path}/own", "--history", f"{tmp_path}/history")
