@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -80,6 +80,7 @@ full: setup system lint types
 	$(MAKE) slurm
 	$(MAKE) vllm-full
 	$(MAKE) hf
+	$(MAKE) trainers
 	$(MAKE) docs
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
@@ -138,20 +139,28 @@ vllm-full: setup $(VLLM)/.stamp
 
 # Trainers of transformers, TRL and Lightning (docs/TRAINERS.md, docs/LEVELS.md). They fit into the environment that there is. That it cannot be tested is a
 # failure here, not a skip.
-# Two trainers do not fit beside the others and have folders of packages (tests/levels/rides.py): TRL's PPOTrainer, which newer
-# versions of TRL lack, and torchtitan, which imports triton (1 GB).
-TITAN := torchtitan==0.3.0 spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 \
-  einops==0.8.2 docstring_parser==0.18.0 typeguard==4.6.1 shtab==1.13.0 triton==3.9.0
 $(VENV)/.stamp-hf: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,lightning]'
+	@touch $@
+
+hf: setup $(VENV)/.stamp-hf
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" --ignore tests/hf/test_hf_trainers.py tests/hf
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py -k lightning
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "trl or trainer"
+	ELASTICRL_HF=required $(BIN)/python -m pytest tests/hf/test_hf_trainers.py -k "grpo or accel"
+
+# Unchanged scripts of ten trainers, a fault after the other (the table of docs/TRAINERS.md). Two do not fit beside the others and
+# have folders of packages (tests/levels/rides.py): TRL's PPOTrainer, which newer versions of TRL lack, and torchtitan, which
+# imports triton (1 GB).
+TITAN := torchtitan==0.3.0 spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 \
+  einops==0.8.2 docstring_parser==0.18.0 typeguard==4.6.1 shtab==1.13.0 triton==3.9.0
+$(VENV)/.stamp-trainers: $(VENV)/.stamp-hf
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/trl112 trl==1.12.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
 	@touch $@
 
-hf: setup $(VENV)/.stamp-hf
-	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/hf
-	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py -k lightning
-	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "trl or trainer"
+trainers: setup $(VENV)/.stamp-trainers
+	ELASTICRL_HF=required $(BIN)/python -m pytest tests/hf/test_hf_trainers.py
 
 # The site of docs/, README.md and bench/ (mkdocs.yml). A dead link fails. What the theme says about its own future is no concern here.
 docs: setup

@@ -1,8 +1,6 @@
 """A loop of Accelerate with `elasticrl.hf.prepare`: the same bits on one worker, two and three, and through kills."""
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +8,9 @@ import loop_job
 import pytest
 from gang_kit import Nodes, digests
 
-from chaos.live.local import Job
 from elasticrl.runtime.data.audit import audit
 
 pytestmark = pytest.mark.timeout(600)
-NODES = ("n0", "n1", "n2")
 LANES = 5
 STEPS = loop_job.EPOCHS * (loop_job.SAMPLES // (LANES * loop_job.BATCH))
 
@@ -70,35 +66,6 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undist
         gang.plan("n2", "n0", "n3")  # one that comes late finds the first epochs over
         gang.until_done()
         assert proof(gang) == undisturbed
-
-
-def test_workers_that_are_killed_under_daemons_cost_no_bit_and_no_sample(undisturbed: dict[int, str]) -> None:
-    conf = {
-        "job": {"program": str(Path(loop_job.__file__)), "seed": 7},
-        "agent": {"preload": ["elasticrl.hf.prepared", "accelerate"]},
-        "membership": {"min_nodes": 3},
-        "lanes": {"count": LANES, "digest": "full"},
-        "recovery": {"reform": "60s"},
-        "timeouts": {"floor": "20s", "confirm": "5s"},  # on a busy machine a death is told a second after what it broke
-        "checkpoint": {"every": 1000},
-    }
-    with Job(etcd=1, conf=conf, script_args=("--step-ms", "300")) as job:
-        job.start(*NODES)
-        job.until_steps(3, within_s=240.0)
-        for node in ("n1", "n0"):
-            before = {name: job.worker(name) for name in NODES}
-            os.kill(before[node], signal.SIGKILL)
-            job.until_steps(3, within_s=240.0)
-            now = {name: job.worker(name) for name in NODES}
-            assert {name for name in NODES if now[name] != before[name]} == {node}, "survivors keep their processes"
-        daemons = list(job.daemons.values())
-        job.until(lambda: all(daemon.poll() is not None for daemon in daemons), 240.0, "the end of the job")
-        assert [daemon.returncode for daemon in daemons] == [0, 0, 0]
-        job.check()
-        run = job.folder / "saves" / job.name
-        used = audit(run)
-        assert used.ok, used.sentence
-        assert dict(digests(run)) == undisturbed
 
 
 def test_all_that_is_refused_is_said_at_once(tmp_path: Path) -> None:
