@@ -39,7 +39,7 @@ class Trainer:
     def lacks(self) -> str:
         """What it needs and is not here."""
         if self.path and not self.path.is_dir():
-            return f"{self.path} (see `make hf`)"
+            return f"{self.path} (see `make trainers`)"
         return ", ".join(name for name in self.needs if importlib.util.find_spec(name) is None)
 
 
