@@ -246,6 +246,7 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
     trace = next((clone / "run" / "state").glob("one-ppo/*/trace/*.jsonl")).relative_to(clone)
     all_run(
         ("support-bundle run --config configs/one-machine.yaml -o all.tar", "all.tar"),
+        ("init --script docs/examples/trl_grpo.py -o own.yaml", "wrote own.yaml"),
         ("report run --text", "INCIDENTS"),
         (f"verify {home}", "same bits"),
         (f"audit {home}", "exactly once"),

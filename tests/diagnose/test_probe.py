@@ -223,7 +223,7 @@ def test_a_node_that_is_only_slow_is_the_odd_one_of_all_pairs_and_no_fault(net: 
 def test_where_no_gpu_is_to_be_seen_nccl_is_not_called_broken() -> None:
     """As in a unit that hides devices, and where one node's driver is gone: the way was not tried."""
     ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(2))}
-    results, facts = probe(ends, nccl="on", within_s=20.0, gloo_s=4.0)
+    results, facts = probe(ends, nccl="on", within_s=patience(20.0), gloo_s=patience(4.0))
     assert [(result.gloo, result.nccl) for result in results] == [("ok", None)] * 2
     assert signs(facts) == {("n0", "n1"): Sign.HEALTHY}
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,7 +121,14 @@ def test_a_resume_that_may_take_half_a_checkpoint_is_said(tmp_path: Path) -> Non
     assert "elasticrl.hf.latest(output_dir)" in done.stdout
 
 
-def test_a_job_runs_with_what_it_wrote(tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="li-") as folder:  # sockets live below it
+        yield Path(folder)
+
+
+def test_a_job_runs_with_what_it_wrote(short: Path) -> None:
+    tmp_path = short
     (tmp_path / "own").mkdir()
     own = ("--steps", "40", "--save", f"{tmp_path}/own", "--history", f"{tmp_path}/history")
     done = command("init", "--script", str(HERE / "ddp.py"), "--nodes", "1:2", "--", *own, folder=tmp_path)

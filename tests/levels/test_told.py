@@ -35,7 +35,7 @@ def test_a_script_that_tells_its_steps_is_watched_by_phase_and_saves_before_it_l
         picture = run.until(lambda: (told := run.job.ask("n0", "status"))["step"] > 20 and told, "steps in the status")
         assert {row["phase"] for row in picture["rows"]} <= {"train", "load"}
         assert picture["level"] == "told"
-        assert any("Level exact" in line for line in picture["advice"])
+        assert any("Level kept" in line for line in picture["advice"])
         # One rank hangs in its loader: it is found by its phase, and named.
         run.warm()
         at = time.monotonic()

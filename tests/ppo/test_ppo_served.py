@@ -43,6 +43,7 @@ from served_kit import (
     until,
 )
 
+from chaos.patience import patience
 from elasticrl.config.training import Model
 from elasticrl.contract.beats import Beat
 from elasticrl.contract.model import OUTSIDE
@@ -220,7 +221,8 @@ def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes
     """Found live: it was asked whether it has the weights, and had `sync_timeout` for that; its worker was ended as one that
     hangs.
     """
-    trainer = Trainer(tmp_path / "engine", service(folders["qwen2"]), limits=replace(LIMITS, health_s=2.0))
+    limits = replace(LIMITS, health_s=2.0, sync_s=patience(LIMITS.sync_s))
+    trainer = Trainer(tmp_path / "engine", service(folders["qwen2"]), limits=limits)
     trainer.enter(actor)
     pid = trainer.ready()
     trainer.engine.publish(0)
@@ -231,7 +233,7 @@ def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes
     took = time.monotonic() - begun
     assert same(found, inline(actor, requests(8)))
     assert gone(pid)
-    assert took < LIMITS.sync_s - 5.0
+    assert took < limits.sync_s - 5.0
     signs = [begun, *trainer.waited, begun + took]
     assert max(after - before for before, after in pairwise(signs)) < SILENT_S + SIGN_S + 0.5
     trainer.engine.end()
