@@ -136,6 +136,7 @@ def trained(day: Day) -> int:
     return day.run.cluster.running.attempted if day.run.cluster.running else 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, *range(4, 24)))])
 def test_thirty_healthy_minutes_are_no_incident(seed: int) -> None:
     day = Day(seed)

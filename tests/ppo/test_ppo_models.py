@@ -380,6 +380,7 @@ def mesh_of(rank, world):
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "role", "value_head"),
     [

@@ -42,11 +42,13 @@ def undisturbed(folders):
     return finish(*job(folders["qwen2"]))
 
 
+@pytest.mark.long
 def test_two_runs_have_the_same_digest_and_another_seed_another(folders, undisturbed):
     assert finish(*job(folders["qwen2"])) == undisturbed
     assert finish(*job(folders["qwen2"], seed=1))[0] != undisturbed[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 3, 0, 2)])
 def test_lanes_in_any_order_give_the_same_digest_and_metrics(folders, undisturbed, order):
     assert finish(*job(folders["qwen2"], carried=(order,))) == undisturbed
@@ -63,6 +65,7 @@ def _rank(rank, path, folder, carried, out):
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_reward_function_that_draws_draws_the_same_whoever_carries_a_lane(folders):
     def scores(answers):
         return [random.random() + torch.rand(()).item() for _ in answers]
@@ -75,6 +78,7 @@ def test_a_reward_function_that_draws_draws_the_same_whoever_carries_a_lane(fold
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("carried", [((0, 1, 2), (3,))])
 def test_two_workers_have_the_bits_of_one(folders, undisturbed, tmp_path, carried):
     context = mp.get_context("spawn")
@@ -104,6 +108,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["rollout", "ref", "values", "advantage", "update", "sync"])
 def test_a_step_cut_short_in_any_phase_goes_on_with_the_same_samples_and_bits(folders, undisturbed, phase):
     left, generated = [1], []
@@ -128,6 +133,7 @@ def test_a_step_cut_short_in_any_phase_goes_on_with_the_same_samples_and_bits(fo
     _each_sample_once(run.ledger)
 
 
+@pytest.mark.long
 def test_a_step_cut_short_in_the_middle_of_an_update_goes_on_from_that_update(folders, undisturbed):
     trainer, run = job(folders["qwen2"])
     trainer.step(0)
@@ -148,6 +154,7 @@ def test_a_step_cut_short_in_the_middle_of_an_update_goes_on_from_that_update(fo
     _each_sample_once(run.ledger)
 
 
+@pytest.mark.long
 def test_the_buffer_survives_a_new_process(folders, undisturbed):
     """Stages and rows saved after `values` go on in a trainer that has never seen them."""
     trainer, run = job(folders["qwen2"], on_phase=lambda name: _stop(name, "advantage"))
@@ -188,6 +195,7 @@ def test_the_first_ratio_of_a_step_is_exactly_one(folders):
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+@pytest.mark.long
 def test_micro_batches_change_the_gradient_only_by_rounding(folders):
     norms = [
         job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1, micro_batch=micro))[0].step(0).metrics["actor_norm"]
@@ -206,6 +214,7 @@ class Counting(dict):
         return super().items()
 
 
+@pytest.mark.long
 def test_an_update_takes_each_part_s_rows_once_for_each_role(folders):
     counted = []
 
@@ -220,6 +229,7 @@ def test_an_update_takes_each_part_s_rows_once_for_each_role(folders):
     assert [rows.taken for rows in counted] == [updates * parts * roles] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("head", "ppo"),
     [
@@ -246,6 +256,7 @@ def test_an_adaptive_coefficient_moves(folders):
     assert trainer.coefficient.of(3) != metrics[2]["kl_coef"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
     path = folders["qwen2"]
@@ -318,6 +329,7 @@ def overlapped(folders):
     return finish(*job(folders["qwen2"], overlap=True), steps=3)
 
 
+@pytest.mark.long
 def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, overlapped):
     trainer, run = job(folders["qwen2"], overlap=True, steps=3)
     asked, generate = [], trainer.engine.generate
@@ -336,6 +348,7 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
     assert (set(uses.values()), len(uses)) == ({1}, 3 * 2 * 32)
 
 
+@pytest.mark.long
 def test_what_was_generated_ahead_in_another_width_is_generated_anew(folders):
     trainer, run = job(folders["qwen2"], overlap=True)
     trainer.step(0)
@@ -404,6 +417,7 @@ def test_overlap_gives_the_same_bits_in_any_order_of_lanes_and_other_bits_than_w
     assert overlapped[1][1] != undisturbed[1][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("phase", "entered"), [("rollout", 1), ("rollout", 2), ("advantage", 1), ("update", 1)])
 def test_an_overlapped_step_cut_short_goes_on_with_the_same_samples(folders, overlapped, phase, entered):
     left = [entered]
@@ -450,6 +464,7 @@ class Beside(TorchEngine):
             pass
 
 
+@pytest.mark.long
 def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_the_same_bits(folders, overlapped):
     trainer, run = job(folders["qwen2"], overlap=True, engine=Beside, steps=3)
     assert [stage.name for stage in trainer.flow.order[-3:]] == ["update", "ahead", "sync"]
@@ -457,6 +472,7 @@ def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_t
     assert trainer.engine.log == [(0, 32), (0, 16), (4, 16), (4, 16), (8, 16)], "by which weights, how many"
 
 
+@pytest.mark.long
 def test_who_waits_for_what_is_still_in_the_air_hears_its_orders(folders, overlapped):
     class Called(Beside):
         called = False

@@ -16,6 +16,7 @@ from chaos.sim.drive import Run, run
 EVERY = 499  # one case of so many: some 200
 
 
+@pytest.mark.long
 def test_a_short_selection_holds():
     found = batch(tuple(islice(cases(BASES, ()), EVERY // 2, None, EVERY)))
     assert not found.failed, "\n".join(map(str, found.failed))

@@ -24,6 +24,7 @@ from elasticrl.contract.orders import Halt
 SHAPE = Shape(nodes=2, settings=settings(2), warm_s=(0.8, 0.8), step_s=1.0, save_every=1, save_s=0.6, agent_s=1.0)
 
 
+@pytest.mark.long
 def test_two_nodes_and_one_fault_of_any_kind_at_any_moment() -> None:
     result = Search(Rules(2), Bound(faults=1)).run()
     assert result.found == []
@@ -35,6 +36,7 @@ def test_two_nodes_and_one_fault_of_any_kind_at_any_moment() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guard", "faults", "check"),
     [

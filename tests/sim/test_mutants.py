@@ -10,6 +10,7 @@ from chaos.mutants import MUTANTS, ROOT, table
 from chaos.mutate import CORE, Felt, breaking, changes, equivalent, hunt, looked, mutants
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # each mutant has so much of computing, which a busy machine gives it later
 def test_every_broken_guard_is_noticed(capsys: pytest.CaptureFixture[str]):
     assert len(MUTANTS) >= 100
@@ -62,6 +63,7 @@ def test_a_mutant_is_noticed_only_where_it_is_felt():
     assert all(not found[m.name] for m in of if m.name not in felt)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_sample_of_the_mutants_that_nobody_listed(capsys):
     command = [

@@ -41,6 +41,7 @@ def digests(hash_seed):
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_same_seed_is_the_same_run_under_any_hash_seed():
     assert digests("1") == digests("31337")
 
@@ -51,6 +52,7 @@ def test_another_seed_is_another_run():
     assert told[0] != told[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_named_scenario_holds(path):
     scenario = load(path)
@@ -108,6 +110,7 @@ def test_a_scenario_with_an_unknown_key_is_refused(tmp_path):
         load(path)
 
 
+@pytest.mark.long
 def test_every_slot_of_a_big_run_strikes_and_is_over_before_its_like():
     scenario = big(48, minutes=2.0, every_s=5.0, seed=1)
     result = run(scenario, "1")
@@ -118,6 +121,7 @@ def test_every_slot_of_a_big_run_strikes_and_is_over_before_its_like():
     assert all(at - scenario.faults[number].at < 1.0 for number, at in struck.items() if at > 10)
 
 
+@pytest.mark.long
 def test_every_kind_of_fault_can_strike():
     struck = set()
     for kind in KINDS:
@@ -142,6 +146,7 @@ def test_every_kind_of_fault_can_strike():
     assert struck == set(KINDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [Level.SUPERVISED, Level.TOLD])
 def test_scripts_survive_what_random_seeds_do_to_them(level):
     for seed in range(8):

@@ -314,6 +314,7 @@ def test_nccls_warnings_are_asked_for_unless_the_operator_says_otherwise(monkeyp
     assert environment(spec)["NCCL_DEBUG"] == "INFO"
 
 
+@pytest.mark.long
 def test_a_program_that_was_imported_beforehand_is_run_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()

@@ -49,6 +49,7 @@ def read_back(tree: ast.AST) -> Iterator[int]:
                     yield node.lineno
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", ["elasticrl", "chaos", "bench"])
 def test_nothing_reads_a_sentence_back(package: str) -> None:
     found = [

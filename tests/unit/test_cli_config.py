@@ -142,6 +142,7 @@ def test_show_of_a_refused_file_prints_no_tree(five: Path) -> None:
     assert done.stderr.count("must") == 5
 
 
+@pytest.mark.long
 def test_diff_prints_what_differs_and_when_it_takes_effect(tmp_path: Path, five: Path) -> None:
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     old.write_text("job: {name: demo, program: t.py}\nstore: {embedded: true}\n")
@@ -160,6 +161,7 @@ def test_diff_prints_what_differs_and_when_it_takes_effect(tmp_path: Path, five:
     assert (refused.returncode, refused.stdout, refused.stderr.count("must")) == (2, "", 5)
 
 
+@pytest.mark.long
 def test_schema_prints_json_schema_and_the_reference() -> None:
     assert json.loads(elasticrl("config", "schema").stdout)["title"] == "elasticrl"
     assert elasticrl("config", "schema", "--markdown").stdout.startswith("# Configuration\n")
@@ -194,6 +196,7 @@ def test_a_daemon_that_is_started_wrongly_says_so(arguments: list[str], code: in
     assert said in done.stderr
 
 
+@pytest.mark.long
 def test_a_daemons_help_is_typers() -> None:
     assert "--foreground" in elasticrl("daemon", "--help").stdout
 
@@ -217,6 +220,7 @@ print(early, late, file=sys.stderr)
     assert done.stderr == "[] []\n"
 
 
+@pytest.mark.long
 def test_show_and_diff_hide_what_looks_like_a_secret(tmp_path: Path) -> None:
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     for path, secret in ((old, "first-secret-1"), (new, "other-secret-2")):

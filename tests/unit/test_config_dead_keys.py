@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
 from config_kit import RENAMED
 
 from elasticrl.config.section import leaves, sections
@@ -116,6 +117,7 @@ def outside() -> list[Path]:
     return sorted(file for file in PACKAGE.rglob("*.py") if config not in file.parents and file not in own)
 
 
+@pytest.mark.long
 def test_every_key_is_read_outside_of_config_or_waits_for_a_part_that_will() -> None:
     waiting = {key for keys in WAITING.values() for key in keys.split()}
     alive = living(outside())
@@ -123,6 +125,7 @@ def test_every_key_is_read_outside_of_config_or_waits_for_a_part_that_will() -> 
     assert not dead, f"nothing outside of elasticrl/config reads these, so delete them, or read them: {' '.join(dead)}"
 
 
+@pytest.mark.long
 def test_no_key_waits_that_is_read_already() -> None:
     waiting = [key for keys in WAITING.values() for key in keys.split()]
     assert len(waiting) == len(set(waiting))

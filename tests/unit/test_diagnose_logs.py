@@ -226,6 +226,7 @@ TROUBLE = st.sampled_from([
 LINES = st.lists(st.lists(st.one_of(TROUBLE, st.text(max_size=30)), max_size=4).map("".join), max_size=90)
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lines=LINES, cut=st.integers(1, 400), sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=5))
 def test_no_text_breaks_the_parser_and_pieces_give_what_the_whole_gives(

@@ -53,6 +53,7 @@ def logged() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.long
 def test_every_event_that_is_logged_is_declared_and_every_declared_one_is_logged() -> None:
     written = logged()
     unknown = {name: places for name, places in written.items() if name not in events.BY_NAME}
@@ -142,6 +143,7 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.long
 def test_a_daemons_start_imports_nothing_that_it_has_no_use_for_yet(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         "job: {name: j, program: a.py}\nstore: {endpoints: ['etcd-1:2379']}\n"

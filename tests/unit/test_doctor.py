@@ -392,6 +392,7 @@ def free() -> int:
         return int(sock.getsockname()[1])
 
 
+@pytest.mark.long
 def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
     ends = f"a=127.0.0.1:{free()},b=127.0.0.1:{free()}"
     command = [

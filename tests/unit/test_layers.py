@@ -55,6 +55,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_packages_import_only_what_lies_below_them() -> None:
     wrong = []
     for path in sorted((ROOT / "elasticrl").rglob("*.py")):
@@ -86,6 +87,7 @@ def test_what_decides_imports_the_standard_library_and_what_it_decides_by(folder
             assert not clocks & imports(path), f"{path.name} reaches for the outside world"
 
 
+@pytest.mark.long
 def test_no_test_file_imports_another():
     """What several of them need is in a file of its own, which has no tests."""
     found = [

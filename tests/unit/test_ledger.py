@@ -89,6 +89,7 @@ def test_rollbacks_supersede_and_do_not_count_twice(tmp_path: Path):
     assert (found.steps, found.samples, found.superseded, found.generations) == (8, 96, 8, 2)
 
 
+@pytest.mark.long
 def test_a_run_of_more_generations_than_a_lineage_keeps_is_proved(tmp_path: Path):
     gang = Gang(tmp_path, 1)
     for step in range(KEPT_CUTS + 40):

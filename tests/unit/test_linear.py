@@ -61,6 +61,7 @@ def test_to_judge_a_log_of_faults_takes_time_in_proportion_to_its_size(form: str
     assert grows(work, 40_000) < 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", DENSE)
 def test_to_read_a_log_of_faults_takes_time_in_proportion_to_its_size(form: str) -> None:
     assert grows(lambda size: lambda: logs.Parser().read(dense(DENSE[form], size)), 40_000) < 9

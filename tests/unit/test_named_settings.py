@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,6 +46,7 @@ def unknown(text: str) -> list[str]:
     return [word for word, section, key in found if key not in known[section]]
 
 
+@pytest.mark.long
 def test_a_sentence_names_only_settings_that_exist() -> None:
     wrong = [
         f"{module.relative_to(ROOT)}:{line}: {word}"

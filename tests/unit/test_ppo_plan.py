@@ -37,6 +37,7 @@ def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
     assert found["peak"] > found["fixed"] == sum(line["bytes"] for line in found["memory"])
 
 
+@pytest.mark.long
 def test_a_name_on_the_hub_is_looked_up_and_what_the_hub_does_not_give_is_said(tmp_path: Path) -> None:
     cached = tmp_path / "models--maker--model"
     (cached / "refs").mkdir(parents=True)
@@ -98,6 +99,7 @@ def test_the_flow_names_how_each_role_is_sharded_and_which_are_offloaded() -> No
     assert plain["update"] == "every worker, replicated"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -120,6 +122,7 @@ def test_what_cannot_be_planned_is_refused(arguments: tuple[str, ...], said: str
     assert said in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [4, 7])
 def test_a_model_of_a_scripts_own_is_reckoned_by_its_count_as_one_with_a_shape_is(large: str, workers: int) -> None:
     gang = (*OWN, "membership.max_nodes=8", "membership.min_nodes=2", "lanes.count=64", "vault.copies=1", "--json")
@@ -137,6 +140,7 @@ def test_a_model_of_a_scripts_own_is_reckoned_by_its_count_as_one_with_a_shape_i
     assert own["budgets"] == own["transient"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("written", "count"), [("7B", "7,000,000,000"), ("350M", "350,000,000"), ("1.5e9", "1,500,000,000")]
 )

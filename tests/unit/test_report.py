@@ -240,6 +240,7 @@ def test_a_history_with_the_time_of_day_is_drawn_over_time_too(run: Path) -> Non
     assert timed(elsewhere) == [], "the history of another day is no part of this picture"
 
 
+@pytest.mark.long
 def test_an_incident_stands_on_the_timeline_in_the_row_of_whom_it_names(run: Path) -> None:
     story = story_of(run)
     assert story.incidents
@@ -251,6 +252,7 @@ def test_an_incident_stands_on_the_timeline_in_the_row_of_whom_it_names(run: Pat
     assert page(replace(story, incidents=(unknown,))).count("<title>incident: ") == 2, "for wide pages and for phones"
 
 
+@pytest.mark.long
 def test_of_thousands_of_spans_all_are_drawn_and_the_longest_say_what_they_are(run: Path) -> None:
     story = story_of(run)
     short = [
@@ -297,6 +299,7 @@ def long_run(folder: Path, *, nodes: int, steps: int) -> None:
         (folder / node / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_nodes_and_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long_run(tmp_path, nodes=20, steps=201)
     monkeypatch.setattr("elasticrl.report.gather.LINES", 500)
@@ -314,6 +317,7 @@ def test_memory_does_not_grow_with_nodes_and_days(tmp_path: Path, monkeypatch: p
     assert len(story.left.took) <= 520
 
 
+@pytest.mark.long
 def test_what_was_too_much_to_be_kept_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = page(story_of(run))
     assert "Left out" not in whole
@@ -336,6 +340,7 @@ def test_what_was_too_much_to_be_kept_is_said(run: Path, monkeypatch: pytest.Mon
     assert (story.steps, story.curve[-1].step) == (10, 9), "the newest step is told whichever it is"
 
 
+@pytest.mark.long
 def test_lines_and_bars_of_a_drawing_are_bounded_and_the_page_says_so(run: Path) -> None:
     story = story_of(run)
     plans = [
@@ -371,6 +376,7 @@ def test_the_words_say_the_same(run: Path) -> None:
         assert said in told
 
 
+@pytest.mark.long
 def test_what_was_not_kept_is_said(run: Path) -> None:
     for path in run.rglob("steps.jsonl"):
         path.unlink()
@@ -432,6 +438,7 @@ def test_nothing_at_all_makes_no_report(tmp_path: Path) -> None:
     assert page(tell(Left(where="x", job="x")))
 
 
+@pytest.mark.long
 def test_the_verb_writes_a_file_or_prints(run: Path, tmp_path: Path) -> None:
     runner, app = CliRunner(), build(["report"])
     out = tmp_path / "r.html"

@@ -31,6 +31,7 @@ def hits(history: list[Step], *, z: float = 4.0, steps: int = 5) -> list[tuple[i
     return [(hit.rank, hit.phase) for hit in slow(history, z=z, steps=steps)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [2, 3, 8, 64])
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 def test_a_noisy_healthy_run_gives_nothing(world: int, noise: float) -> None:

@@ -177,6 +177,7 @@ def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
             slots.close()
 
 
+@pytest.mark.long
 def test_what_was_cleared_away_is_brought_back_however_often_somebody_looks_at_its_new_file(home: Path):
     with looked_at(home):
         for _ in range(1000):

@@ -152,6 +152,7 @@ def test_ordinary_lines_stay_as_they_are() -> None:
     assert not changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_a_hostile_line_takes_time_in_proportion_to_its_length(unit: str) -> None:
     def took(size: int) -> float:
