@@ -10,7 +10,8 @@ STAMP := $(VENV)/.stamp
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
-	@echo "make test   set up and run all tests (about 21 to 25 minutes on a quiet machine with 2 cores, up to 40 on a busy one)"
+	@echo "make test   set up and run the tests (about ten minutes on a quiet machine with 2 cores)"
+	@echo "make ci     the tests that take long, other trainers and engines, the docs (about an hour)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
@@ -43,29 +44,25 @@ system:
 COMPUTES := tests/unit tests/fuzz tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
-# Files that are mostly waiting, the longest first: a short one then ends the stage, and not a long one.
-LONG := $(patsubst %,tests/%.py,runtime/test_zero runtime/test_run systemd/test_units runtime/test_growing runtime/test_own_disks \
-  agent/test_agent_torchrun agent/test_agent_processes store/test_kill runtime/test_exact)
-WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent)) \
-  $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
-  $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
+# What runs real processes: much of it is waiting, so two files run at a time, the longest first.
+LONG := $(patsubst %,tests/%.py,chaos/test_live ppo/test_ppo_served ppo/test_ppo_kinds runtime/test_zero runtime/test_run daemon/test_runtime \
+  ppo/test_ppo_elastic daemon/test_rollout_nodes systemd/test_units daemon/test_faults daemon/test_sealed_steps daemon/test_quick_start \
+  levels/test_supervised runtime/test_growing runtime/test_own_disks agent/test_agent_torchrun agent/test_agent_processes store/test_kill)
+ELSE := $(filter-out $(wildcard tests/unit/* tests/fuzz/* tests/sim/* tests/hf/* tests/vllm/* tests/slurm/*),$(wildcard tests/*/test_*.py))
+RUNS := -n 2 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(LONG) $(COMPUTES),$(ELSE))
 
-# What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
-# is waiting, and whole jobs under daemons one test after the other. `make test` has one test or more of every guarantee; those
-# that take long (marked so) belong to `make ci`, with what other trainers and engines need.
+# `make test` has tests of every guarantee. Those that take long (marked so) belong to `make ci`, with what other trainers and
+# engines need.
 QUICK := -m "not slow and not long"
-REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf tests/vllm tests/slurm)
 test: setup system lint types
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds 100
-	$(BIN)/python -m pytest $(QUICK) -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
-	$(BIN)/python -m pytest $(QUICK) $(REST)
+	$(BIN)/python -m pytest $(QUICK) $(RUNS)
 
 ci: setup system
 	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
-	$(BIN)/python -m pytest -m long $(REST)
+	$(BIN)/python -m pytest -m long $(RUNS)
 	$(MAKE) hf
 	$(MAKE) vllm
 	$(MAKE) docs
