@@ -44,25 +44,29 @@ system:
 COMPUTES := tests/unit tests/fuzz tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
-# What runs real processes: much of it is waiting, so two files run at a time, the longest first.
-LONG := $(patsubst %,tests/%.py,chaos/test_live ppo/test_ppo_served ppo/test_ppo_kinds runtime/test_zero runtime/test_run daemon/test_runtime \
-  ppo/test_ppo_elastic daemon/test_rollout_nodes systemd/test_units daemon/test_faults daemon/test_sealed_steps daemon/test_quick_start \
-  levels/test_supervised runtime/test_growing runtime/test_own_disks agent/test_agent_torchrun agent/test_agent_processes store/test_kill)
-ELSE := $(filter-out $(wildcard tests/unit/* tests/fuzz/* tests/sim/* tests/hf/* tests/vllm/* tests/slurm/*),$(wildcard tests/*/test_*.py))
-RUNS := -n 2 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(LONG) $(COMPUTES),$(ELSE))
+# Files that are mostly waiting, the longest first: a short one then ends the stage, and not a long one.
+LONG := $(patsubst %,tests/%.py,runtime/test_zero runtime/test_run systemd/test_units runtime/test_growing runtime/test_own_disks \
+  agent/test_agent_torchrun agent/test_agent_processes store/test_kill runtime/test_exact)
+WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent)) \
+  $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
+  $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
+REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf tests/vllm tests/slurm)
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-# `make test` has tests of every guarantee. Those that take long (marked so) belong to `make ci`, with what other trainers and
-# engines need.
+# What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. `make test`
+# has tests of every guarantee. Those that take long (marked so) belong to `make ci`, with what other trainers and engines need.
 QUICK := -m "not slow and not long"
 test: setup system lint types
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds 100
-	$(BIN)/python -m pytest $(QUICK) $(RUNS)
+	$(BIN)/python -m pytest $(QUICK) $(TWO) $(WAITS)
+	$(BIN)/python -m pytest $(QUICK) $(TWO) $(REST)
 
 ci: setup system
 	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -m long $(RUNS)
+	$(BIN)/python -m pytest -m long $(TWO) $(WAITS)
+	$(BIN)/python -m pytest -m long $(TWO) $(REST)
 	$(MAKE) hf
 	$(MAKE) vllm
 	$(MAKE) docs
