@@ -55,6 +55,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 # What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. `make test`
 # has tests of every guarantee. Those that take long (marked so) belong to `make ci`, with what other trainers and engines need.
+# The units are tested before the live chaos, and never beside it: both arrange the machine's cgroups.
 QUICK := -m "not slow and not long"
 test: setup system lint types
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)

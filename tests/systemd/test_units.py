@@ -97,7 +97,6 @@ def goes_on(machine: Machine, count: int = 5, within_s: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.long
 def test_start_means_ready_and_status_says_training(machine: Machine) -> None:
     assert machine.show("elasticrl", "ActiveState") == "active"
     assert machine.show("elasticrl-agent", "ActiveState") == "active"
@@ -166,7 +165,6 @@ def test_stop_drains_saves_and_leaves_nothing(machine: Machine) -> None:
     assert int(re.findall(r"\d+", newest)[0]) == steps(machine)[-1][1], "the last step that was made is on the disk"
 
 
-@pytest.mark.long
 def test_an_agent_whose_unit_is_stopped_as_at_a_shutdown_drains_and_tells_systemd_how_long_it_may_take(
     machine: Machine,
 ) -> None:
@@ -180,7 +178,6 @@ def test_an_agent_whose_unit_is_stopped_as_at_a_shutdown_drains_and_tells_system
     assert int(re.findall(r"\d+", newest)[0]) == steps(machine)[-1][1], "the last step that was made is on the disk"
 
 
-@pytest.mark.long
 def test_a_boot_begins_no_job_that_was_stopped_and_an_operator_does(machine: Machine) -> None:
     elasticrl = str(Path(sys.executable).with_name("elasticrl"))
     machine.run("systemctl", "enable", "--now", "elasticrl", timeout_s=90.0)
@@ -201,7 +198,6 @@ def test_a_boot_begins_no_job_that_was_stopped_and_an_operator_does(machine: Mac
     goes_on(machine, within_s=60.0)
 
 
-@pytest.mark.long
 def test_a_daemon_that_is_refused_leaves_no_agent_of_its_configuration(machine: Machine) -> None:
     # Found by reading: systemd starts the agent's unit when the daemon's has failed to start, and nobody ended it; a daemon of
     # a mended configuration then waited for another agent, for ever.
