@@ -95,8 +95,16 @@ def lose_one(
 def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[str, object]:
     """A gang of one, before and after it asks for what wants a gloo, and after it was told to leave."""
 
-    def gloos() -> int:
-        return sum("gloo" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+    def name_of(task: Path) -> str:
+    """Of a thread, which may end meanwhile."""
+    try:
+        return (task / "comm").read_text()
+    except OSError:
+        return ""
+
+
+def gloos() -> int:
+        return sum("gloo" in name_of(task) for task in Path("/proc/self/task").iterdir())
 
     def told(work: dist.Work | None) -> list[object]:
         assert work is not None
