@@ -92,10 +92,7 @@ def lose_one(
     }
 
 
-def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[str, object]:
-    """A gang of one, before and after it asks for what wants a gloo, and after it was told to leave."""
-
-    def name_of(task: Path) -> str:
+def name_of(task: Path) -> str:
     """Of a thread, which may end meanwhile."""
     try:
         return (task / "comm").read_text()
@@ -103,7 +100,10 @@ def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[
         return ""
 
 
-def gloos() -> int:
+def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[str, object]:
+    """A gang of one, before and after it asks for what wants a gloo, and after it was told to leave."""
+
+    def gloos() -> int:
         return sum("gloo" in name_of(task) for task in Path("/proc/self/task").iterdir())
 
     def told(work: dist.Work | None) -> list[object]:
