@@ -10,8 +10,8 @@ STAMP := $(VENV)/.stamp
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
-	@echo "make test   set up and run the tests (about twenty minutes on a quiet machine with 2 cores)"
-	@echo "make ci     the tests that take long, trainers of others, the docs (about an hour)"
+	@echo "make test   set up and run the tests (about forty minutes on a quiet machine with 2 cores)"
+	@echo "make ci     what computes for long, trainers of others, the docs (about half an hour)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
@@ -53,21 +53,19 @@ WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,
 REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf tests/vllm tests/slurm)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. `make test`
-# has tests of every guarantee. Those that take long (marked so) belong to `make ci`, with the trainers of others.
+# What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. What computes
+# for long (marked so) belongs to `make ci`, with the trainers of others.
 # The units are tested before the live chaos, and never beside it: both arrange the machine's cgroups.
 QUICK := -m "not slow and not long"
 test: setup system lint types
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds 100
-	$(BIN)/python -m pytest $(QUICK) $(TWO) $(WAITS)
-	$(BIN)/python -m pytest $(QUICK) $(TWO) $(REST)
+	$(BIN)/python -m pytest $(TWO) $(WAITS)
+	$(BIN)/python -m pytest $(TWO) $(REST)
 
 ci: setup system
 	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -m long $(TWO) $(WAITS)
-	$(BIN)/python -m pytest -m long $(TWO) $(REST)
 	$(MAKE) hf
 	$(MAKE) docs
 

@@ -100,7 +100,6 @@ def bench() -> Iterator[Bench]:
     assert not lab.left
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_job_survives(bench: Bench, name: str) -> None:
     scenario = load(LIVE / f"{name}.yaml")
@@ -111,7 +110,6 @@ def test_the_job_survives(bench: Bench, name: str) -> None:
     assert len(outcome.struck) == len(scenario.faults)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)  # the undisturbed run is as long as all of the above was
 def test_in_the_end_the_bits_are_the_same_and_nothing_is_left(bench: Bench) -> None:
     """After all of the above: the audit is exact, the digests are the undisturbed run's, no process, socket or key is left."""
@@ -127,7 +125,6 @@ def test_in_the_end_the_bits_are_the_same_and_nothing_is_left(bench: Bench) -> N
     bench.end()
 
 
-@pytest.mark.long
 def test_what_failed_leaves_a_folder_with_everything_and_can_be_repeated(tmp_path: Path) -> None:
     """A vault dies, and the scenario expects a cause that nobody has."""
     scenario = Scenario(
@@ -238,7 +235,6 @@ def test_a_machine_that_lacks_something_leaves_out_what_needs_it_and_says_so(kin
 # ---- places
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("program", [PROGRAM, PPO_PROGRAM], ids=["points", "ppo"])
 def test_the_job_says_of_every_place_in_a_step_that_it_is_there(program: Path, tmp_path: Path) -> None:
     """So no playable scenario waits for a place that never comes: of those in a step this shows it, the others are seen."""

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.timeout(150)
 ALONE = {"membership": {"min_nodes": 1}, "vault": {"copies": 0}}
 
 
-@pytest.mark.long
 def test_a_second_one_of_a_name_is_refused_whatever_session_it_is_of() -> None:
     # Its sockets lay where no other session looks, so each ended the other's vault and took its name, again and again.
     with Job(name="one", conf=ALONE) as job:

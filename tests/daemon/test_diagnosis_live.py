@@ -76,7 +76,6 @@ def written(job: Job) -> dict[str, int]:
     return {node: len(incidents(job, node)) for node in NODES}
 
 
-@pytest.mark.long
 def test_a_killed_worker_is_a_dead_rank_and_knowing_it_has_delayed_nothing(job: Job) -> None:
     before, at, killed = written(job), time.monotonic(), rank(job, "n1")
     os.kill(job.worker("n1"), signal.SIGKILL)
@@ -133,7 +132,6 @@ def test_a_training_thread_that_hangs_is_found_with_the_place_where_it_does(job:
         assert "misbehave (run_job.py:" in each.verdict.cause
 
 
-@pytest.mark.long
 def test_ranks_in_different_collectives_are_a_desync_and_the_odd_one_is_named(job: Job) -> None:
     before, at, astray = written(job), time.monotonic(), rank(job, "n2")
     strike(job, "n2", "stray")
@@ -142,7 +140,6 @@ def test_ranks_in_different_collectives_are_a_desync_and_the_odd_one_is_named(jo
         assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DESYNC, (astray,), ("n2",))
 
 
-@pytest.mark.long
 def test_a_slow_rank_is_named_and_left_alone(job: Job) -> None:
     worker, slow = job.worker("n1"), rank(job, "n1")
     strike(job, "n1", "slow")

@@ -13,7 +13,6 @@ from chaos.live.proc import alive
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.long
 def test_a_node_that_is_drained_leaves_the_store_to_the_others() -> None:
     # Found by a new user: the drain of one node took etcd away from a job of two, for good.
     conf = {"store": {"embedded": True, "endpoints": []}, "membership": {"min_nodes": 1}, "vault": {"copies": 0}}

@@ -67,7 +67,6 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
 
 
-@pytest.mark.long
 def test_status_answers_before_one_has_time_to_wonder(job: Job) -> None:
     run_dir = ("--run-dir", str(job.folder / "run"))
     job.until(lambda: job.ask("n0", "status")["state"] == "TRAINING", 10.0, "the records say so as well")
@@ -92,7 +91,6 @@ def cpu_s(work: Callable[[], object]) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-@pytest.mark.long
 def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     at = ("--store", ",".join(job.etcd.endpoints), "--job", job.name)
     status = cli("status", "--json", *at)
@@ -271,7 +269,6 @@ def test_a_killed_node_is_left_behind_and_joins_again(job: Job) -> None:
     job.until_steps(3, within_s=60.0)
 
 
-@pytest.mark.long
 def test_a_drained_node_leaves_cleanly_and_returns(job: Job) -> None:
     drained_at = time.monotonic()
     job.ask("n1", "drain")
@@ -315,7 +312,6 @@ def test_all_of_etcd_can_be_away_for_long(job: Job, away_s: float) -> None:
     assert generation(job) == before
 
 
-@pytest.mark.long
 def test_a_fault_that_costs_the_leader_its_own_seat_is_told_of() -> None:
     """Without a warm spare its node is left out at first, and it hears of no recovery: status said "no fault" for good."""
     with Job(etcd=1, conf={"agent": {"spares": 0}}) as job:

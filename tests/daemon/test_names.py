@@ -27,7 +27,6 @@ def reason(job: Job) -> str:
     return str(refused["reason"])
 
 
-@pytest.mark.long
 def test_a_machine_whose_name_is_taken_is_refused_and_the_other_does_not_notice(machines: tuple[Job, Job]) -> None:
     here, other = machines
     here.start("n0")
@@ -56,7 +55,6 @@ def _beats(job: Job) -> str:
     return record.beat if record else ""
 
 
-@pytest.mark.long
 def test_a_daemon_that_comes_back_at_another_address_is_not_its_own_rival() -> None:
     # Found by reading: after a VPN had come up, a restart of the daemon ended all workers, with 78 and a false reason.
     with Moving(name="one", conf=ALONE) as job:
@@ -74,7 +72,6 @@ def test_a_daemon_that_comes_back_at_another_address_is_not_its_own_rival() -> N
         job.check()
 
 
-@pytest.mark.long
 def test_of_two_that_begin_at_one_moment_one_goes_and_the_other_trains(machines: tuple[Job, Job]) -> None:
     for job in machines:
         job.start("n0")
@@ -90,7 +87,6 @@ def test_of_two_that_begin_at_one_moment_one_goes_and_the_other_trains(machines:
     assert not left.events("n0", "bug")
 
 
-@pytest.mark.long
 def test_the_name_of_a_machine_that_died_is_free_when_its_lease_has_run_out(machines: tuple[Job, Job]) -> None:
     here, other = machines
     here.start("n0")

@@ -154,7 +154,6 @@ def model(folder: Path) -> None:
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
 
 
-@pytest.mark.long
 def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, running: subprocess.Popen[str]) -> None:
     top, status, incidents, logs = next(block for block in BLOCKS if any("incidents" in line for line in block))
 
@@ -185,7 +184,6 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
     assert not (clone / "vault" / "one-machine").exists()
 
 
-@pytest.mark.long
 def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
     done: set[str] = set()
 

@@ -143,7 +143,6 @@ def job(conf: dict[str, Any]) -> Iterator[RolloutJob]:
         yield job
 
 
-@pytest.mark.long
 def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_the_worker(
     job: RolloutJob, tmp_path: Path
 ):

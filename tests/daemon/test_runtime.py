@@ -74,7 +74,6 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         stages_are_told(job)
 
 
-@pytest.mark.long
 def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_same_bits(tmp_path: Path):
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},
@@ -104,7 +103,6 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
         ends_as_if_undisturbed(job, tmp_path)
 
 
-@pytest.mark.long
 def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path: Path):
     load_s = 5.0
 

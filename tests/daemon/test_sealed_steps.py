@@ -48,7 +48,6 @@ def nothing_is_lost(job: Job, at: float) -> None:
     assert step >= newest, f"generation {last} goes on from step {step}; {newest} was sealed"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("vault", [False, True], ids=["alone", "with its vault"])
 def test_a_foreground_daemon_that_is_killed_takes_all_of_its_node_along_and_no_sealed_step(
     vault: bool, tmp_path: Path
@@ -69,7 +68,6 @@ def test_a_foreground_daemon_that_is_killed_takes_all_of_its_node_along_and_no_s
         ends_as_if_undisturbed(job, tmp_path)
 
 
-@pytest.mark.long
 def test_steps_that_are_made_without_a_vault_push_no_sealed_one_out_of_the_others(tmp_path: Path) -> None:
     with Job(etcd=1, conf=CONF, script_args=("--step-ms", "200")) as job:
         trains(job, foreground=False)

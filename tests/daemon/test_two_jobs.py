@@ -32,7 +32,6 @@ def generation(job: Job) -> int:
     return int(job.ask("n0", "status")["generation"])
 
 
-@pytest.mark.long
 def test_what_happens_to_one_job_is_nothing_to_another_beside_it(jobs: tuple[Job, Job]) -> None:
     one, two = jobs
     held = {node: (two.worker(node), two.agent(node), two.vault(node)) for node in NODES}

@@ -14,7 +14,6 @@ CRASH_LOOP, REFUSED = 70, 78
 SOON = {"start": "4s", "reform": "4s", "replace": "4s", "restart": "4s", "reload": "4s", "no_progress_limit": 2}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "cause"),
     [

@@ -64,7 +64,6 @@ def folder(job: Job, node: str) -> Path:
     return job.folder / "vault" / job.name / node
 
 
-@pytest.mark.long
 def test_each_node_has_a_vault_that_copies_to_the_next_rank(job: Job) -> None:
     ranks = {line.rank: line.node for line in job.sealed()[-3:]}
     now = generation(job)
@@ -186,7 +185,6 @@ def test_a_vault_that_cannot_start_is_told_of(job: Job) -> None:
     job.end("n3")
 
 
-@pytest.mark.long
 def test_a_drained_nodes_vault_stays_for_the_others_and_then_ends_by_itself(job: Job) -> None:
     vault = job.vault("n1")
     job.ask("n1", "drain")

@@ -222,7 +222,6 @@ def check(job: Bed, row: Row, *, noisy: bool) -> None:
     job.check()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("row", [row for row in ROWS if row.chosen], ids=str)
 def test_an_injected_fault_is_named_beside_a_noisy_innocent(job: Bed, row: Row) -> None:
     check(job, row, noisy=True)

@@ -167,7 +167,6 @@ def net() -> Iterator[Net]:
         yield found
 
 
-@pytest.mark.long
 def test_a_healthy_network_has_no_culprit(net: Net) -> None:
     _, facts = net.probe()
     assert set(signs(facts).values()) == {Sign.HEALTHY}, facts
@@ -220,7 +219,6 @@ def test_a_node_that_is_only_slow_is_the_odd_one_of_all_pairs_and_no_fault(net: 
     assert judge(facts).nodes == ()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_where_no_gpu_is_to_be_seen_nccl_is_not_called_broken() -> None:
     """As in a unit that hides devices, and where one node's driver is gone: the way was not tried."""

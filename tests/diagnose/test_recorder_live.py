@@ -37,7 +37,6 @@ def told(dumps: dict[int, tuple[Entry, ...]]) -> tuple[Evidence, ...]:
     return stalled.positions(dumps, {}, lambda rank: f"n{rank:02}")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("whats", "ranks"),
     [
@@ -55,7 +54,6 @@ def test_the_rank_that_differs_is_named_from_the_recorders_alone(
     assert (verdict.fault, verdict.ranks) == (Fault.DESYNC, ranks), (verdict.cause, dumps)
 
 
-@pytest.mark.long
 def test_a_rank_with_another_shape_is_named_by_its_own_last_words(tmp_path: Path) -> None:
     """Gloo ends the rank that brought less, so there is nobody to ask."""
     with gang(tmp_path, "wait", "shape", "wait") as workers:

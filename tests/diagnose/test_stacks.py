@@ -28,7 +28,6 @@ def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> di
     return seen
 
 
-@pytest.mark.long
 def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_that_is_stopped(tmp_path: Path) -> None:
     with gang(tmp_path, "wait", "loader", "wait", "wait") as workers:
         where(tmp_path, workers, {0: "collective", 1: "data", 2: "collective", 3: "collective"})
@@ -80,7 +79,6 @@ def test_a_process_that_holds_the_gil_in_native_code_still_shows_its_stack(tmp_p
         process.stdout.close()
 
 
-@pytest.mark.long
 def test_a_worker_lives_through_thousands_of_questions(tmp_path: Path) -> None:
     """To walk the frames of a thread that goes on running, here the one that reads the recorder, ends the process."""
     code = (

@@ -63,7 +63,6 @@ def finished(run: Running, more: int = 20) -> int:
     return last
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_no_death_of_workers_costs_a_step_or_changes_a_bit(kind: str, tmp_path: Path) -> None:
     more = ("--fsdp",) if kind == "fsdp" else ()
@@ -89,7 +88,6 @@ def test_no_death_of_workers_costs_a_step_or_changes_a_bit(kind: str, tmp_path: 
         assert [row for row in digests(run.job.folder, 3) if as_if_nothing[row[0]] != row[1]] == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_the_death_of_a_node_costs_no_step_and_the_state_fits_another_world(kind: str) -> None:
     more = ("--fsdp",) if kind == "fsdp" else ()
@@ -106,7 +104,6 @@ def test_the_death_of_a_node_costs_no_step_and_the_state_fits_another_world(kind
         finished(run)
 
 
-@pytest.mark.long
 def test_the_script_runs_under_torchrun_and_says_what_cannot_be_kept(tmp_path: Path) -> None:
     assert len(undisturbed("kept.py", tmp_path, 3, 2)) == 3
 

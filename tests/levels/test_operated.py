@@ -8,7 +8,6 @@ pytestmark = pytest.mark.timeout(420)
 FINISHED = 0
 
 
-@pytest.mark.long
 def test_a_node_is_drained_and_a_job_is_paused_and_goes_on() -> None:
     with Running("ddp.py", "--steps", "100000", "--last", "{folder}/last") as run:
         run.job.start(*NODES)

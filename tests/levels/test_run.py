@@ -129,7 +129,6 @@ def test_what_cannot_run_is_refused_before_anything_starts(folder: Path, name: s
     assert why in said
 
 
-@pytest.mark.long
 def test_a_script_that_ends_at_once_is_not_started_again(folder: Path) -> None:
     (folder / "x").mkdir()
     words = command("--", str(SCRIPT), "--no-such-option")

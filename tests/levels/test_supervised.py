@@ -12,7 +12,6 @@ pytestmark = pytest.mark.timeout(600)
 CRASH_LOOP = 70
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(tmp_path: Path, name: str) -> None:
     # The other trainers: tests/hf/test_hf_trainers.py.
@@ -20,7 +19,6 @@ def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(tmp_
     assert [cost.fault for cost in found] == ["worker", "stopped", "node", "node is back"]
 
 
-@pytest.mark.long
 def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
     # In a world of three it trains; in one of two it raises, again and again.
     conf = {"recovery": {"no_progress_limit": 2}, "health": {"node_strikes": 9}}
@@ -35,7 +33,6 @@ def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
         run.job.check()
 
 
-@pytest.mark.long
 def test_a_script_that_stands_still_is_found_from_outside_and_the_rank_is_named() -> None:
     conf = {"timeouts": {"quiet": "5s"}}
     with Running("ddp.py", "--steps", "100000", "--hang", "{folder}/hang", conf=conf) as run:
@@ -51,7 +48,6 @@ def test_a_script_that_stands_still_is_found_from_outside_and_the_rank_is_named(
         run.job.check()
 
 
-@pytest.mark.long
 def test_a_job_of_a_fixed_size_waits_for_a_node_and_never_shrinks() -> None:
     conf = {"membership": {"min_nodes": 1, "fixed": True}}
     with Running("ddp.py", "--steps", "500", "--only-world", "3", conf=conf) as run:

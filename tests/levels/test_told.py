@@ -27,7 +27,6 @@ def test_outside_of_elasticrl_the_lines_do_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.long
 def test_a_script_that_tells_its_steps_is_watched_by_phase_and_saves_before_it_leaves() -> None:
     with Running("told.py", "--steps", "4000", "--hang", "{folder}/hang", level="told", conf=CONF) as run:
         hangs = run.job.folder / "hang"
@@ -91,7 +90,6 @@ def goes_on(run: Running, newest: int) -> None:
     run.job.check()
 
 
-@pytest.mark.long
 def test_the_scripts_of_these_tests_run_under_torchrun(tmp_path: os.PathLike[str]) -> None:
     """What is claimed is that they are ordinary."""
     history = f"{tmp_path}/history"

@@ -33,7 +33,6 @@ RARE = [("replicated", 2), ("replicated", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp",
 SELDOM = [pytest.param(*one, marks=pytest.mark.slow) for one in RARE]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("strategy", "world"), [*OFTEN, *SELDOM])
 def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, undisturbed, strategy: str, world: int):
     conf = {**conf, "telemetry": {"format": "json", "tensorboard": str(tmp_path / "curves")}}
@@ -65,7 +64,6 @@ def sent_as_planned(tree, world: int, told: list[dict[str, Any]]) -> None:
     assert {event["timeouts"] for event in told} == {0}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
@@ -97,7 +95,6 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
     )
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("inside", [0, pytest.param(0.005, marks=pytest.mark.slow)])
 def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
@@ -160,7 +157,6 @@ class Whims:
         self._thread.join(10)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_they_were_recorded(tmp_path: Path, conf):
     phases = ["reward", "values"]

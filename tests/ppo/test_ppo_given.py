@@ -60,7 +60,6 @@ def outcome(gang: Nodes, algorithm: str) -> tuple[dict[int, str], list[dict[str,
     return dict(found.steps), [{name: note[name] for name in ("step", "preference_loss", "right")} for note in notes]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("algorithm", "sharded"), [("dpo", 2), pytest.param("kto", 3, marks=pytest.mark.slow)])
 def test_preferences_train_to_the_same_bits_for_any_gang(tmp_path: Path, conf, algorithm: str, sharded: int):
     gangs = [(1, "replicated"), (3, "replicated"), (sharded, "fsdp")]

@@ -23,7 +23,6 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return small(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_group_whole(tmp_path: Path, conf):
     ppo = {**conf["ppo"], "algorithm": "grpo", "group": 4, "kl": {"where": "loss", "coef": 0.01}}
@@ -54,7 +53,6 @@ LEARNS = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path, conf):
     def learn(
@@ -85,7 +83,6 @@ def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path,
     assert rewards == undisturbed[:40]
 
 
-@pytest.mark.long
 def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_path_factory, conf):
     folder = tmp_path_factory.mktemp("gangs")  # a short path: an engine listens below it
     conf = {**conf, "model": {**conf["model"], "lora": {"rank": 2}}}
@@ -103,7 +100,6 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
     assert len(set(map(str, digests))) == 1
 
 
-@pytest.mark.long
 def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_path_factory, conf):
     folder = tmp_path_factory.mktemp("gangs")  # a short path: an engine listens below it
     digests = []

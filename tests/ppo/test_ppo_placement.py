@@ -73,7 +73,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) -> tup
     return trained(tmp_path_factory.mktemp("plain"), conf, "n0")
 
 
-@pytest.mark.long
 def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plain):
     placement = {
         "actor": {"strategy": "replicated", **AWAY}, "critic": {"strategy": "fsdp", **AWAY},
@@ -83,7 +82,6 @@ def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plai
     assert found == plain[0]
 
 
-@pytest.mark.long
 def test_in_bfloat16_two_workers_come_to_one_s_bits_and_an_actor_begins_at_its_reference(tmp_path: Path, conf):
     narrow = {**conf["model"], "dtype": "bfloat16"}
     apart = {"ref": {"strategy": "fsdp"}, "reward": {"strategy": "fsdp"}}
@@ -93,7 +91,6 @@ def test_in_bfloat16_two_workers_come_to_one_s_bits_and_an_actor_begins_at_its_r
     assert notes[0]["kl"] == 0.0 < notes[-1]["kl"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_sharded_models_are_gone_before_the_next_generation_builds_its_own(tmp_path: Path, conf, strategy: str):
     critic = {"strategy": "replicated" if strategy == "replicated" else "fsdp", **AWAY}

@@ -89,7 +89,6 @@ def inline(actor, asked):
 # ---- samples
 
 
-@pytest.mark.long
 def test_samples_are_bit_for_bit_those_of_the_worker_s_own_engine(trainer, actor):
     trainer.engine.publish(3)
     found = trainer.engine.generate(requests(40), version=3)
@@ -177,7 +176,6 @@ def test_a_second_worker_of_the_node_waits_for_the_weights_that_the_first_hands_
 STOPPED = pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, id="killed"), STOPPED])
 def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders, actor, how):
     limits = LIMITS if how == signal.SIGKILL else replace(LIMITS, health_s=8.0)
@@ -196,7 +194,6 @@ def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders
     trainer.attendant.close()
 
 
-@pytest.mark.long
 def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders, actor):
     """Else it is taken for one that hangs, and so are those who wait for it in a collective."""
     trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.2))
@@ -220,7 +217,6 @@ def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders
         trainer.attendant.end()
 
 
-@pytest.mark.long
 def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes_weights(tmp_path, folders, actor):
     """Found live: it was asked whether it has the weights, and had `sync_timeout` for that; its worker was ended as one that
     hangs.
@@ -243,7 +239,6 @@ def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes
     trainer.engine.end()
 
 
-@pytest.mark.long
 def test_who_hears_of_its_engine_again_is_at_work_again_before_it_has_its_samples(home, folders, actor):
     trainer, back = Trainer(home, service(folders["qwen2"])), []
 
@@ -446,7 +441,6 @@ def test_an_engine_that_takes_weights_is_waited_for_by_who_asked_it_to(home, fol
         trainer.attendant.close()
 
 
-@pytest.mark.long
 def test_who_hears_late_of_an_engine_s_death_leaves_the_next_one_alone(tmp_path, folders):
     """Found by reading: it was killed as it started, which counted against its own worker."""
     limits = replace(LIMITS, health_s=2.0, starts=1)
@@ -464,7 +458,6 @@ def test_who_hears_late_of_an_engine_s_death_leaves_the_next_one_alone(tmp_path,
     assert not first.home.exists()
 
 
-@pytest.mark.long
 def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folders, actor):
     """Found by reading: it answered nobody meanwhile, and was killed for it by who waited for nothing of it."""
     long = replace(SAMPLING, max_tokens=1200, eos=())
@@ -569,7 +562,6 @@ def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
     assert trainer.ready() == pid
 
 
-@pytest.mark.long
 def test_weights_that_do_not_fit_cost_the_engine_that_meets_them_alone(tmp_path, folders, actor):
     most = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))[:-1]
     trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, starts=2))
@@ -662,7 +654,6 @@ def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folde
     late.attendant.close()
 
 
-@pytest.mark.long
 def test_an_engine_that_nobody_needs_leaves_nothing_and_who_comes_as_it_goes_has_one_of_its_own(
     tmp_path, folders, actor
 ):
@@ -681,7 +672,6 @@ def test_an_engine_that_nobody_needs_leaves_nothing_and_who_comes_as_it_goes_has
     assert not second.home.exists()
 
 
-@pytest.mark.long
 def test_two_workers_start_one_engine_which_another_configuration_replaces_and_which_ends_by_itself(
     tmp_path, folders, actor
 ):
@@ -725,7 +715,6 @@ def undisturbed(tmp_path_factory, conf):
         return outcome(alone)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("replicated", marks=pytest.mark.slow)])
 def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the_deaths_of_both(
@@ -752,7 +741,6 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         until(lambda home=home: not home.exists(), f"the end of {node}'s engine with the job, and of all that it had")
 
 
-@pytest.mark.long
 def test_an_actor_cut_up_by_zero_3_is_whole_and_new_in_the_engines_beside_two_workers(tmp_path, conf):
     """DeepSpeed's bits are those of a world: two workers' with engines beside them are two workers' with the engines in them.
     What an engine says of its tokens' probabilities goes into the losses (`importance_limit`): its weights show in the bits.
@@ -807,7 +795,6 @@ with socket.socket(socket.AF_UNIX) as door:
 """
 
 
-@pytest.mark.long
 def test_an_engine_that_answers_and_never_generates_is_none(tmp_path, folders, actor):
     mute, first = tmp_path / "mute.py", tmp_path / "first"
     mute.write_text(MUTE)
@@ -830,7 +817,6 @@ def test_an_engine_that_answers_and_never_generates_is_none(tmp_path, folders, a
         trainer.attendant.end()
 
 
-@pytest.mark.long
 def test_a_log_that_takes_no_more_does_not_end_who_looks_after_the_engine(tmp_path, folders):
     def full(_sentence):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -923,7 +909,6 @@ def test_a_writer_that_dies_leaves_no_set_that_passes_for_whole(tmp_path, actor,
         next(weights.read(tmp_path, tag, within_s=5.0))
 
 
-@pytest.mark.long
 def test_a_changed_bit_is_found_and_does_not_generate(trainer, home, actor):
     trainer.ready()
     trainer.engine.publish(11)

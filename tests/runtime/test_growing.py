@@ -41,7 +41,6 @@ def finished(nodes: Nodes, undisturbed: dict[int, str]) -> None:
     assert found.ok, found.sentence
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("strategy", "every"), [("replicated", 1), ("fsdp", 1), ("replicated", 7)])
 def test_it_trains_on_until_the_newcomer_has_loaded_and_gives_no_step_up(
     tmp_path: Path, undisturbed, strategy: str, every: int
@@ -64,7 +63,6 @@ def test_it_trains_on_until_the_newcomer_has_loaded_and_gives_no_step_up(
         finished(nodes, undisturbed)
 
 
-@pytest.mark.long
 def test_it_parts_inside_of_a_step_where_a_state_is_kept(tmp_path: Path):
     args = ("--updates", "3", "--counted", "--long", str(LONG), "2.0")
     with Nodes(tmp_path, steps=LONG + 3, args=args, conf={"vault": {"inside": 1.0}}) as nodes:
@@ -96,7 +94,6 @@ def test_a_job_that_is_done_before_it_has_grown_is_done(tmp_path: Path):
         assert [worker.beat.state for worker in old] == [Stage.DONE] * 2
 
 
-@pytest.mark.long
 def test_a_newcomer_that_dies_as_it_loads_is_not_waited_for(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=STEP_MS) as nodes:
         nodes.plan("n0", "n1")
@@ -110,7 +107,6 @@ def test_a_newcomer_that_dies_as_it_loads_is_not_waited_for(tmp_path: Path, undi
         finished(nodes, undisturbed)
 
 
-@pytest.mark.long
 def test_who_replaces_another_is_waited_for_until_it_has_loaded(tmp_path: Path, undisturbed):
     # Found by reading: a gang connected to whom its plan named, for recovery.reform; a model takes longer than that to load.
     with Nodes(tmp_path, steps=STEPS, step_ms=STEP_MS, conf={"recovery": {"reform": "2s"}}) as nodes:
@@ -124,7 +120,6 @@ def test_who_replaces_another_is_waited_for_until_it_has_loaded(tmp_path: Path, 
         finished(nodes, undisturbed)
 
 
-@pytest.mark.long
 def test_a_job_that_shall_end_before_it_has_grown_ends_with_a_save(tmp_path: Path):
     with Nodes(tmp_path, steps=STEPS, args=("--long", str(LONG), "6.0")) as nodes:
         nodes.plan("n0", "n1")
@@ -139,7 +134,6 @@ def test_a_job_that_shall_end_before_it_has_grown_ends_with_a_save(tmp_path: Pat
         assert "without a last save" not in nodes.workers["n0"].text
 
 
-@pytest.mark.long
 def test_an_order_to_end_that_comes_after_the_vote_to_part_is_heeded(tmp_path: Path):
     # A step's body ends with the time that it sleeps, behind its last vote.
     with Nodes(tmp_path, steps=STEPS, step_ms=2000.0) as nodes:
@@ -158,7 +152,6 @@ def test_an_order_to_end_that_comes_after_the_vote_to_part_is_heeded(tmp_path: P
         assert max(entry.version.step for entry in listing(place(nodes.run_dir))) >= 2
 
 
-@pytest.mark.long
 def test_a_newcomer_waits_for_as_long_as_the_gang_s_step_takes_and_the_gang_for_as_long_as_it_loads(
     tmp_path: Path, undisturbed
 ):

@@ -60,7 +60,6 @@ def said(nodes: Nodes, node: str, words: str) -> None:
     nodes.until(lambda: words in nodes.workers[node].text, f"{node} to say: {words}", 60.0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "after"),
     [
@@ -97,7 +96,6 @@ def test_the_disks_of_all_bring_back_a_job_that_lost_all_memory(tmp_path, undist
         assert "put the directories of all nodes side by side" in alone.sentence
 
 
-@pytest.mark.long
 def test_a_commit_is_told_when_every_node_has_published_and_not_before(tmp_path):
     with gang(tmp_path) as nodes:
         nodes.plan(*TRIO)

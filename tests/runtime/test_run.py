@@ -49,7 +49,6 @@ OFTEN = [
 SELDOM = [("replicated", 2), ("replicated", 4), ("fsdp", 2), ("fsdp", 3)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "world"), [*OFTEN, *(pytest.param(*one, marks=pytest.mark.slow) for one in SELDOM)]
 )
@@ -61,7 +60,6 @@ def test_any_number_of_workers_makes_the_same_bits(tmp_path: Path, undisturbed, 
         proof(nodes.run_dir, FEW)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("strategy", "seed"), [("replicated", 1), ("replicated", 2), ("fsdp", 3)])
 def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, strategy: str, seed: int):
     chance = random.Random(seed)
@@ -110,7 +108,6 @@ def keepers(nodes: Nodes, step: int) -> Counter[int]:
     return Counter(each.shard for each in held if (each.version.step, each.generation) == (step, nodes.generation))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
     tmp_path: Path, undisturbed, strategy: str
@@ -133,7 +130,6 @@ def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
         proof(nodes.run_dir, 4)
 
 
-@pytest.mark.long
 def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=2 * STEPS, every=10, step_ms=80.0) as nodes:
         nodes.plan("n0", "n1", "n2")
@@ -151,7 +147,6 @@ def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Pa
         proof(nodes.run_dir, 2 * STEPS)
 
 
-@pytest.mark.long
 def test_a_file_server_that_does_not_answer_yet_is_waited_for(tmp_path: Path, undisturbed):
     """As after a loss of power, which nodes are through with sooner."""
     with Nodes(tmp_path, steps=STEPS, every=10, step_ms=40.0, program="stale_job") as nodes:
@@ -216,7 +211,6 @@ def test_a_drained_worker_ends_after_a_whole_step_that_is_on_the_disk(tmp_path: 
         proof(nodes.run_dir, STEPS)
 
 
-@pytest.mark.long
 def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
         nodes.plan("n0", "n1", "n2")
@@ -232,7 +226,6 @@ def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undistur
         assert digests(nodes.run_dir) == undisturbed
 
 
-@pytest.mark.long
 def test_a_step_that_is_said_to_be_sealed_is_said_with_its_own_digest(tmp_path: Path, undisturbed):
     history = tmp_path / "history"
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0, args=("--history", str(history))) as nodes:
@@ -254,7 +247,6 @@ def test_a_step_that_is_said_to_be_sealed_is_said_with_its_own_digest(tmp_path: 
     assert not [words for words in said if words[-1] not in ("-", undisturbed[int(words[4])])]
 
 
-@pytest.mark.long
 def test_torchs_own_optimizer_and_scheduler_go_on_where_they_were(tmp_path: Path):
     def run(folder: Path, *present: str, kill: bool) -> dict[int, str]:
         copies = min(1, len(present) - 1)
@@ -271,7 +263,6 @@ def test_torchs_own_optimizer_and_scheduler_go_on_where_they_were(tmp_path: Path
     assert run(tmp_path / "killed", "n0", "n1", "n2", kill=True) == run(tmp_path / "alone", "n0", kill=False)
 
 
-@pytest.mark.long
 def test_no_update_is_made_before_copies_are_where_they_can_be(tmp_path: Path, undisturbed):
     """A vault that was never told of its neighbours has nobody to wait for, and says at once that it is done."""
     with Nodes(tmp_path, steps=STEPS) as nodes:
@@ -286,7 +277,6 @@ def test_no_update_is_made_before_copies_are_where_they_can_be(tmp_path: Path, u
         assert digests(nodes.run_dir) == undisturbed
 
 
-@pytest.mark.long
 def test_whoever_lives_through_a_fault_before_anything_was_kept_begins_anew(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS) as nodes:
         nodes.plan("n0", "n1", "n2", tell=False)  # so the first state has no copies

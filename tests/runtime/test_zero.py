@@ -90,7 +90,6 @@ def close(found: Any, after: Any, expected: Any, before: Any) -> None:
         assert off < STATE, f"{name} is {off:.1e} of its largest element off"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_kills_cost_no_sample_and_leave_losses_and_optimizer_close(tmp_path: Path, exact, stage: int):
     with nodes(tmp_path, "deepspeed", copies=1, stage=stage) as gang:
