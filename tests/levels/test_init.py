@@ -78,8 +78,14 @@ def test_a_configuration_has_at_most_twelve_keys(script: str, level: str, store:
 
 @pytest.mark.parametrize(
     ("script", "needs"),
-    [("ddp.py", "torch"), ("fsdp2.py", "torch"), ("sft.py", "trl"), ("accel.py", "accelerate"), ("lightning_plain.py", "lightning")],
-)  # fmt: skip
+    [
+        ("ddp.py", "torch"),
+        ("fsdp2.py", "torch"),
+        ("sft.py", "trl"),
+        ("accel.py", "accelerate"),
+        ("lightning_plain.py", "lightning"),
+    ],
+)
 def test_what_it_writes_is_accepted_without_a_word(tmp_path: Path, script: str, needs: str) -> None:
     if importlib.util.find_spec(needs) is None:  # those of other people come with `make hf`
         pytest.skip(needs)
