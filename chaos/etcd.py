@@ -70,7 +70,7 @@ class LocalCluster:
         """Kill all members."""
         for index in range(len(self._processes)):
             self.kill(index)
-        await asyncio.gather(*(process.end() for process in self._processes))
+        await asyncio.gather(*(process.close() for process in self._processes))
 
     def kill(self, index: int) -> None:
         """As a power cut does."""
@@ -91,7 +91,7 @@ class LocalCluster:
 
     async def revive(self, index: int, *, serves: bool = True) -> None:
         """Start a killed member again, on its data and its ports."""
-        await self._processes[index].end()
+        await self._processes[index].close()
         self._processes[index] = await self._members[index].start(serves=serves)
 
     async def leader(self) -> int:

@@ -4,7 +4,6 @@ The idea: one pure function (`judge`) over facts that others have gathered. What
 signal) counts towards a crash loop; what was done to it (a kill, the kernel short of memory, a peer that went away) does not.
 """
 
-import os
 import re
 import signal
 import time
@@ -12,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.base.regular import open_regular
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import JOIN
@@ -41,7 +39,6 @@ VICTIM: Final = re.compile(
 # What all nodes ask: that it refuses a connection is no peer's end, and no node is at fault.
 SHARED: Final = re.compile(r"^RewardError\b")
 
-TAIL_BYTES: Final = 16 * 1024
 LINE_CHARACTERS: Final = 500
 
 
@@ -100,18 +97,6 @@ def exception_of(data: Any) -> str:
     if isinstance(message, dict):
         message = message.get("message", "")
     return "" if message == "<NONE>" else str(message).split("\n", 1)[0][:LINE_CHARACTERS]
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log that is not empty, shortened."""
-    try:
-        with open_regular(path) as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip()[:LINE_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
 def core_of(code: int | None) -> str:

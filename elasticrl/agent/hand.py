@@ -35,6 +35,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.base.address import split
 from elasticrl.base.parent import Led, stops
 from elasticrl.base.process import life
+from elasticrl.base.started import last_line
 from elasticrl.base.ticks import until_next
 from elasticrl.contract import seat, wire
 from elasticrl.contract.beats import Snapshot
@@ -612,7 +613,7 @@ class Hand(LocalElasticAgent):
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
         message = exits.exception_of(failure.error_file_data) if failure else ""
         if self._spec.script and code and code > 0:
-            message = message or exits.last_line(process.log)
+            message = message or last_line(process.log)
         memory = self._memory.evidence(process.pid, code)
         facts = exits.Traces(
             code=code, message=message, killed=process.killed, sign=process.sign, memory=memory,
@@ -622,7 +623,7 @@ class Hand(LocalElasticAgent):
         self._ends += 1
         generation = self._generation if process.slot is not None else 0
         end = Ended(
-            number=self._ends, rank=process.rank, core=exits.core_of(code), said=exits.last_line(process.log),
+            number=self._ends, rank=process.rank, core=exits.core_of(code), said=last_line(process.log),
             exit=Exit(
                 generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own, signal=facts.signal,
                 sign=sign,

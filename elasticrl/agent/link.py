@@ -5,14 +5,14 @@ the core decides lost orders again.
 """
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from elasticrl.agent import spec as specs
-from elasticrl.base.owned import appended, write_private
+from elasticrl.base.owned import write_private
 from elasticrl.base.pauses import pause
+from elasticrl.base.started import Started, start
 from elasticrl.contract import wire
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
@@ -87,13 +87,9 @@ def agent_command(spec: specs.Spec, runtime: Path) -> list[str]:
     return [sys.executable, *safe, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
 
 
-def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:
+def start_agent(spec: specs.Spec, runtime: Path) -> Started:
     """Start an agent that outlives its starter. Its own words go to `agent.log` in its log folder."""
     command = agent_command(spec, runtime)
     folder = Path(spec.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with appended(folder / "agent.log") as output:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env=specs.environment(spec),
-        )  # fmt: skip
+    return start(command, folder / "agent.log", env=specs.environment(spec))

@@ -5,9 +5,6 @@ has a unit for it). A lost agent is one event: no workers.
 """
 
 import asyncio
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +16,7 @@ from elasticrl.agent.link import Link, start_agent
 from elasticrl.agent.spec import Spec
 from elasticrl.base.parent import stops
 from elasticrl.base.pauses import pause
-from elasticrl.base.process import started_at
+from elasticrl.base.started import NOBODY, Started, last_line
 from elasticrl.base.ticks import until_next
 from elasticrl.contract.events import Action, Asked, Event, Workers
 from elasticrl.contract.model import Commit, Member, Verb, Work, meanwhile
@@ -55,7 +52,7 @@ class Crew:
         self.log = log
         self._managed = managed  # by systemd
         self._link = Link(folder / "agent.sock", self._heard, self._lost)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._begun = NOBODY  # the agent that we have started last
         self._told = Workers(now=0.0)
         self._shown = Work.NONE, 0, 0  # what the log says of them: what they do, in which generation, born when
         self._vault = ""  # this node's
@@ -65,7 +62,7 @@ class Crew:
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
-        self._known = (0, 0)  # pid and start of the agent that has spoken last, or of one before
+        self._known = NOBODY  # the agent that has spoken last, or one of an earlier daemon
         self._said, self._rest_s = "", 0.0  # why there is no agent, and how long it was waited before the last try
 
     async def run(self) -> None:
@@ -77,15 +74,14 @@ class Crew:
             while True:
                 if linking.done():
                     linking.result()  # it goes on for ever, so this raises what ended it
-                gone = self._child is None or self._child.poll() is not None
-                if not (self._managed or self._over or self._link.connected) and gone:
+                if not (self._managed or self._over or self._link.connected or self._begun.alive):
                     if why := self._stillborn():
                         self._complain(why)
                         self._rest_s = pause(self._rest_s, 0.0, first_s=AGAIN_S / 2, most_s=REST_S, steady_s=0.0)
                         await asyncio.sleep(self._rest_s)
                         continue
                     try:
-                        self._child = start_agent(self._spec, self._folder)
+                        self._begun = start_agent(self._spec, self._folder)
                     except OSError as error:  # a full disk, no memory: that may pass
                         self._complain(str(error))
                         await asyncio.sleep(AGAIN_S)
@@ -106,14 +102,12 @@ class Crew:
         """How an agent of ours ended that had not said a word: another would end like it, so it is not started at once. Told
         once; empty where none did.
         """
-        child = self._child
-        if child is None or self._known[0] == child.pid:
+        begun = self._begun
+        if begun is NOBODY or self._known.pid == begun.pid:
             return ""
-        from elasticrl.agent.exits import last_line  # with all that it judges by, for which a start has no use
-
-        self._child = None
+        self._begun = NOBODY
         last = last_line(Path(self._spec.log_dir) / "agent.log")
-        return f"the agent ended as it started (exit code {child.returncode}){f': {last}' if last else ''}"
+        return f"the agent ended as it started (exit code {begun.code}){f': {last}' if last else ''}"
 
     def _complain(self, why: str) -> None:
         """Why there is no agent: once, and in this node's record."""
@@ -127,10 +121,10 @@ class Crew:
     def _heard(self, report: Report) -> None:
         before, self.report = self.report, report
         self._said, self._rest_s = "", 0.0
-        self._known = report.pid, report.started
+        self._known = Started(pid=report.pid, born=report.started)
         now = time.monotonic()
         if before is None:
-            adopted = self._child is None or self._child.pid != report.pid
+            adopted = self._begun.pid != report.pid
             self.log.info("agent.started", pid=report.pid, adopted=adopted)
         if report.stopping and not (before and before.stopping):
             self.post(Asked(now=now, verb=Verb.DRAIN))  # its unit is being stopped: that asks this node to leave
@@ -252,43 +246,32 @@ class Crew:
     @property
     def pid(self) -> int:
         """The agent's; 0 if there is none that is known."""
-        started = self._child.pid if self._child and self._child.poll() is None else 0
-        return self.report.pid if self.report else started
+        return self.report.pid if self.report else self._begun.pid if self._begun.alive else 0
 
-    def know(self, pid: int, started: int) -> None:
+    def know(self, agent: Started) -> None:
         """An agent of an earlier daemon that may run still, and that has not spoken to this one."""
-        self._known = pid, started
+        self._known = agent
 
     async def quit(self, reason: str, within_s: float) -> None:
         """End the agent and all processes below it. One that has not by then is killed, and what is below it dies with it."""
         self._over, told, asked = True, False, False
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline and (self._living() or self.awaited):
+        while time.monotonic() < deadline and (self._living.alive or self.awaited):
             told = told or self._link.send(Quit(reason=reason))
-            if not (told or asked) and (agent := self._living()):
-                self._signal(agent, stops()[0])  # one that cannot be told, or imports torch still, for some seconds
+            if not (told or asked or self._living is NOBODY):
+                self._living.send(stops()[0])  # one that cannot be told, or imports torch still, for some seconds
                 asked = True
             await asyncio.sleep(QUIT_LOOK_S)
-        if agent := self._living():
-            self.log.info("agent.killed", pid=agent, after_s=within_s)
-            self._signal(agent, signal.SIGKILL)
-        deadline = time.monotonic() + KILL_S
-        while self._living() and time.monotonic() < deadline:  # noqa: ASYNC110 - it need not be our child
-            await asyncio.sleep(QUIT_LOOK_S)
+        if (agent := self._living).alive:
+            self.log.info("agent.killed", pid=agent.pid, after_s=within_s)
+            await agent.kill(KILL_S)
 
-    def _living(self) -> int:
-        """The agent that must end: the one that has spoken last, else the one that we started; 0: none runs."""
-        # Polled, or it stays a zombie of ours.
-        started = self._child.pid if self._child and self._child.poll() is None else 0
-        pid, born = self._known
-        return pid if pid and started_at(pid) == born else started
+    @property
+    def _living(self) -> Started:
+        """The agent that must end: the one that has spoken last, else the one that we started; NOBODY: none runs."""
+        return next((agent for agent in (self._known, self._begun) if agent.alive), NOBODY)
 
     @property
     def awaited(self) -> bool:
         """Will there be one of which nothing is known yet? systemd starts it, for a node that has none."""
         return self._managed and not self.first.is_set()
-
-    @staticmethod
-    def _signal(pid: int, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)

@@ -14,6 +14,7 @@ from typing import IO, Final
 from elasticrl.base.address import CONTROL, overlong
 from elasticrl.base.owned import foreign, made_closed, opened, taken_by, write_private
 from elasticrl.base.parsed import parsed
+from elasticrl.base.started import Started
 from elasticrl.base.value import dataclass
 from elasticrl.contract.model import Member
 from elasticrl.daemon.refusal import FULL, Refusal
@@ -41,6 +42,11 @@ class Life:
     boot: str = ""  # which boot of this machine it was led in
     since: int = 0  # the store's revision when it began
     parted: bool = False  # its daemon ended in order; else it is there, or has died
+
+    @property
+    def agent(self) -> Started:
+        """Its agent; one that has ended if it had none."""
+        return Started(pid=self.agent_pid, born=self.agent_started)
 
     @property
     def member(self) -> Member:

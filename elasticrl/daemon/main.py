@@ -274,12 +274,7 @@ class Daemon(Resident):
     async def _live(self) -> tuple[Life | None, bool]:
         """The life that was led here last, and whether its agent still runs: then this daemon goes on with it."""
         last = self.home.load()
-        if (
-            last is None
-            or last.node != self.name
-            or started_at(last.agent_pid) != last.agent_started
-            or not last.agent_pid
-        ):
+        if last is None or last.node != self.name or not last.agent.alive:
             return last, False
         try:
             async with asyncio.timeout(AGENT_S):
@@ -367,7 +362,7 @@ class Daemon(Resident):
     async def _begin(self, store: Store, last: Life | None) -> Life:
         life = await super()._begin(store, last)
         if last is not None:
-            self.crew.know(last.agent_pid, last.agent_started)  # if it hangs it ends with this life, at the latest
+            self.crew.know(last.agent)  # if it hangs it ends with this life, at the latest
         return life
 
     async def _look_at(self, store: Store) -> None:
@@ -576,7 +571,7 @@ class Daemon(Resident):
     def _left(self) -> str:
         """What goes on without this daemon, until another one or a person comes."""
         etcd = self.etcd.running() if self.etcd and not self._others() else None
-        found = {"agent": self.crew.pid, "vault": self.vault.pid, "etcd": etcd.pid if etcd else 0}
+        found = {"agent": self.crew.pid, "vault": self.vault.process.pid, "etcd": etcd.pid if etcd else 0}
         living = {name: pid for name, pid in found.items() if pid}
         if not living:
             return ""

@@ -9,10 +9,8 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -22,10 +20,10 @@ from typing import Any, Final, Self
 
 from elasticrl.base.address import CONTROL, join, overlong
 from elasticrl.base.inherited import inherited
-from elasticrl.base.owned import appended, unsafe, write_private
+from elasticrl.base.owned import unsafe, write_private
 from elasticrl.base.parsed import parsed
 from elasticrl.base.pauses import pause
-from elasticrl.base.process import started_at, state
+from elasticrl.base.started import NOBODY, Started, last_line, start
 from elasticrl.base.ticks import until_next
 from elasticrl.base.value import dataclass
 from elasticrl.contract.model import Plan
@@ -178,7 +176,7 @@ class Vault:
         self.address = (
             ""  # where other nodes reach it; "" until it has been up once. It keeps its port when it is started again
         )
-        self.pid = 0
+        self.process = NOBODY  # the one that answers, or did last
         self.log = log
         self.away = ""  # why it has never been up
         self.changed = changed  # told when `address` or `away` does
@@ -186,8 +184,7 @@ class Vault:
         self._ours = ours
         self._state = ""
         self._ring: Ring | None = None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._started = 0  # when the process `pid` was, so that another one is not mistaken for it
+        self._begun = NOBODY  # the one that this daemon has started last
         self._keyed = asyncio.Event()
         self._stirred = asyncio.Event()  # there is something to tell it
         self._rekeyed = False  # it runs with another key than the store's
@@ -247,7 +244,7 @@ class Vault:
             adopted = False
             await self._keyed.wait()
             talk = await self._start()
-        self.pid, self._started = talk.pid, started_at(talk.pid)  # before it says a word: it may be stuck
+        self.process = Started.of(talk.pid)  # before it says a word: it may be stuck
         try:
             status = await talk.ask("status")
             if (status["job"], status["node"]) != (options.job, options.node):
@@ -278,21 +275,17 @@ class Vault:
         deadline = time.monotonic() + options.deadline_s
         # Others have its address from the plan, so it comes back at the port it had; if that is taken now, at another.
         for port in dict.fromkeys((options.port or self._last_port(), options.port)):
-            self._child = self._spawn(port)
-            while self._child.poll() is None:
+            self._begun = self._spawn(port)
+            while self._begun.alive:
                 with suppress(OSError):
                     return await Talk.open(options.socket, options.deadline_s)
                 if time.monotonic() > deadline:
-                    self._child.kill()
-                    await reaped(self._child, options.deadline_s)
+                    await self._begun.kill(options.deadline_s)
                     raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
                 await asyncio.sleep(LOOK_S)
-        from elasticrl.agent.exits import last_line  # with all that it judges by, for which a start has no use
+        raise Silent(f"a new one ended with exit code {self._begun.code}: {last_line(options.log)}")
 
-        code = self._child.returncode if self._child else "?"
-        raise Silent(f"a new one ended with exit code {code}: {last_line(options.log)}")
-
-    def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, port: int) -> Started:
         options = self._options
         command = [
             sys.executable, "-P", "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
@@ -301,15 +294,7 @@ class Vault:
         ]  # fmt: skip
         if options.led:
             command += ["--led-by", *map(str, options.led)]
-        with appended(options.log) as output:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=inherited(os.environ),
-            )
+        return start(command, options.log, env=inherited(os.environ))
 
     async def _attend(self, talk: Talk) -> None:
         """Tell it what is new, and look that it lives, until it does not."""
@@ -331,7 +316,7 @@ class Vault:
                 stirred.cancel()
                 gone.cancel()
             if gone in done:
-                raise Silent(f"process {self.pid} is gone")
+                raise Silent(f"process {self.process.pid} is gone")
             if not done:
                 await talk.ask("status")
                 if (
@@ -346,7 +331,7 @@ class Vault:
         still = 0
         while still < 2:
             await asyncio.sleep(until_next(STOPPED_S if self._ring else ALIVE_S, time.time()))
-            still = still + 1 if state(self.pid) in {"T", "t"} else 0
+            still = still + 1 if self.process.stopped else 0
         raise Stuck("it is stopped, the kernel says")
 
     async def _tell(self, talk: Talk, ring: Ring) -> None:
@@ -363,17 +348,13 @@ class Vault:
         """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself. One
         that was just started, and has not answered yet, has nothing to give.
         """
-        if self._child is not None and not self.started and self._child.poll() is None:
-            self._child.kill()
-            await reaped(self._child, self._options.deadline_s)
+        await self._kill_unheard()
         with suppress(Silent, Refused, OSError):
             await once(self._options.socket, self._options.deadline_s, "leave", within_s=within_s)
 
     async def end(self) -> None:
         """The job is over, and what the vault holds with it. One that was just started would make its folder after that."""
-        if self._child is not None and not self.started and self._child.poll() is None:
-            self._child.kill()
-            await reaped(self._child, self._options.deadline_s)
+        await self._kill_unheard()
         await dismiss(self._options.folder, within_s=self._options.deadline_s)
         await self._kill()
         self._key_file.unlink(missing_ok=True)
@@ -381,21 +362,16 @@ class Vault:
     @property
     def started(self) -> bool:
         """Is the one that answers a child of this daemon's?"""
-        return self._child is not None and self._child.pid == self.pid
-
-    def _lives(self) -> bool:
-        if self._child is not None:
-            self._child.poll()  # reap it, or it stays a zombie of ours
-        return bool(self.pid and self._started and started_at(self.pid) == self._started)
+        return self._begun.pid == self.process.pid != 0
 
     async def _kill(self) -> None:
-        if self._lives():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGKILL)
-        if self._child is not None:
-            if self._child.pid != self.pid and self._child.poll() is None:
-                self._child.kill()  # one that was just started, and has not answered yet
-            await reaped(self._child, self._options.deadline_s)
+        await self._kill_unheard()
+        await self.process.kill(self._options.deadline_s)
+
+    async def _kill_unheard(self) -> None:
+        """One that was just started, and has not answered yet."""
+        if not self.started:
+            await self._begun.kill(self._options.deadline_s)
 
     # ---- small things
 
@@ -417,14 +393,7 @@ class Vault:
         """Once for each change."""
         if state != self._state:
             self._state = state
-            self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
-
-
-async def reaped(child: subprocess.Popen[bytes], within_s: float) -> None:
-    """Until a child that was killed is gone, or hangs in the kernel and is waited for no longer. Beats go on meanwhile."""
-    deadline = time.monotonic() + within_s
-    while child.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(LOOK_S)
+            self.log.info("vault.changed", state=state, reason=reason, pid=self.process.pid)
 
 
 async def first(*ways: Coroutine[Any, Any, None]) -> None:
@@ -457,12 +426,9 @@ async def dismiss(folder: Path, *, within_s: float) -> None:
         return
     with suppress(Silent, Refused, OSError):
         status = await once(folder / CONTROL, within_s, "status")
-        pid = int(status["pid"])
-        born = started_at(pid)
+        process = Started.of(int(status["pid"]))
         await once(folder / CONTROL, within_s, "end")
-        deadline = time.monotonic() + within_s
-        while born and started_at(pid) == born and time.monotonic() < deadline:  # noqa: ASYNC110 - it need not be our child
-            await asyncio.sleep(LOOK_S)
+        await process.gone(within_s)
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()  # the job's, if this was its last node here

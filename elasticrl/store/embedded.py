@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from elasticrl.base.inherited import inherited
 from elasticrl.base.parsed import parsed
 from elasticrl.base.pauses import pause
+from elasticrl.base.started import LOOK_S, Started, last_words, start
 from elasticrl.base.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
@@ -34,7 +34,6 @@ LOG = "etcd.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 _RECORD_LIMIT = 4096
 _LAST_BYTES = 64 * 1024  # of it, for its last words
-_POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
 # Becomes what it is given, as a program that holds gRPC channels must not run Python between fork and exec.
@@ -56,19 +55,14 @@ PAUSE_S = 0.5  # before one that did not start, or not for long, is started agai
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0  # one that has lived for so long was started well
 
-_children: dict[int, "subprocess.Popen[bytes]"] = {}  # those that we started, so that their corpses are cleared away
-_codes: dict[int, int] = {}  # how those ended
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Started):
     """A running etcd, as its record tells it.
 
-    Example: Process(pid=4711, started=88213, client_port=41379, peer_port=41380)
+    Example: Process(pid=4711, born=88213, client_port=41379, peer_port=41380)
     """
 
-    pid: int
-    started: int  # in clock ticks since boot: with the pid, it names this process and no other
     client_port: int
     peer_port: int
     secure: bool = False
@@ -78,50 +72,10 @@ class Process:
         """What goes into `StoreSettings.endpoints`."""
         return f"{'https' if self.secure else 'http'}://{LOOPBACK}:{self.client_port}"
 
-    @property
-    def alive(self) -> bool:
-        """Whether this very process exists, running or stopped."""
-        return start_time(self.pid) == self.started
-
-    @property
-    def stopped(self) -> bool:
-        """Whether all its threads are stopped, or there are none any more."""
-        try:
-            states = [_stat(thread)[0] for thread in Path(f"/proc/{self.pid}/task").iterdir()]
-        except OSError:
-            return True
-        return all(state in "TtZX" for state in states)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to this process, and never to another one that has its pid by now."""
-        try:
-            handle = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if self.alive:
-                signal.pidfd_send_signal(handle, number)
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(handle)
-
-    async def end(self, within_s: float = 5.0) -> None:
-        """Ask it to end, and kill it if it does not within that time."""
-        self.send(signal.SIGCONT)
-        self.send(signal.SIGTERM)
-        if not await self._gone(within_s):
-            self.send(signal.SIGKILL)
-            if not await self._gone(within_s):
-                raise StoreStart(f"etcd (pid {self.pid}) survives SIGKILL; it hangs in the kernel, look at its disk")
-
-    async def _gone(self, within_s: float) -> bool:
-        deadline = time.monotonic() + within_s
-        while self.alive:
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(_POLL_S)
-        return True
+    async def close(self, within_s: float = 5.0) -> None:
+        """End it, or StoreStart."""
+        if not await self.end(within_s):
+            raise StoreStart(f"etcd (pid {self.pid}) survives SIGKILL; it hangs in the kernel, look at its disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +132,7 @@ class Embedded:
                 if serves:
                     await self._serves(process)
             except StoreStart as error:
-                await process.end(self.stop_s)  # whatever it has made of itself
+                await process.close(self.stop_s)  # whatever it has made of itself
                 await self.stop()
                 if attempt == _ATTEMPTS or self.ports or "address already in use" not in str(error):
                     raise
@@ -191,7 +145,7 @@ class Embedded:
         """End it and forget it; the data stay."""
         running = self.running()
         if running is not None:
-            await running.end(self.stop_s)
+            await running.close(self.stop_s)
         (self.folder / RECORD).unlink(missing_ok=True)
 
     def _recorded(self) -> Process | None:
@@ -239,19 +193,10 @@ class Embedded:
             command = tied(command)
         if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT:  # while it runs the daemon looks after it
             self.log.replace(self.log.with_suffix(".log.old"))
-        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(self.log, how, 0o640), "ab") as out:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,
-                env={"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)},
-            )  # fmt: skip
-        _children[child.pid] = child
+        env = {"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)}
+        started = start(command, self.log, env=env, cwd=self.folder)
         process = Process(
-            pid=child.pid,
-            started=start_time(child.pid) or 0,
-            client_port=client,
-            peer_port=peer,
-            secure=self.tls is not None,
+            pid=started.pid, born=started.born, client_port=client, peer_port=peer, secure=self.tls is not None
         )
         record = self.folder / RECORD
         fresh = record.with_suffix(".new")
@@ -261,9 +206,7 @@ class Embedded:
                 json.dump(asdict(process), file)
             fresh.replace(record)
         except OSError:  # nobody would find it again, and it would hold the data's lock against the next one
-            child.kill()
-            child.wait()
-            del _children[child.pid]
+            process.send(signal.SIGKILL)
             raise
         return process
 
@@ -275,7 +218,7 @@ class Embedded:
                 raise StoreStart(f"etcd in {self.folder} ended while it started: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise StoreStart(f"etcd in {self.folder} does not serve after {self.start_s:g} s: {self._last_words()}")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _answers(self, process: Process) -> bool:
         from elasticrl.store.etcd import EtcdStore
@@ -296,7 +239,7 @@ class Embedded:
 
     def ending(self, process: Process) -> str:
         """How a process of this folder ended, in words, as far as that is known."""
-        code = _codes.get(process.pid)
+        code = process.code
         if code is None:
             return "has ended"
         return (
@@ -304,12 +247,9 @@ class Embedded:
         )
 
     def _last_words(self) -> str:
-        with suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-            fatal = [line for line in map(_fatal, lines) if line]
-            return (fatal[-1] if fatal else " | ".join(lines[-3:])) or "its log is empty"
-        return "it has no log"
+        lines = last_words(self.log, _LAST_BYTES).splitlines()
+        fatal = [line for line in map(_fatal, lines) if line]
+        return fatal[-1] if fatal else " | ".join(lines[-3:]) or "it said nothing"
 
 
 class Guard:
@@ -401,24 +341,6 @@ def free_ports() -> tuple[int, int]:
             one.bind((LOOPBACK, 0))
         first, second = (int(one.getsockname()[1]) for one in sockets)
         return first, second
-
-
-def start_time(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None if there is none, or only its corpse."""
-    try:
-        state, *fields = _stat(Path(f"/proc/{pid}"))
-    except OSError:
-        return None
-    if state not in {"Z", "X"}:
-        return int(fields[18])
-    if pid in _children:
-        _codes[pid] = _children.pop(pid).wait()  # at once: it is dead
-    return None
-
-
-def _stat(process: Path) -> list[str]:
-    """What the kernel says of a process or thread, from its state on. The name before that may hold blanks and brackets."""
-    return (process / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 def _free(last: Process) -> bool:

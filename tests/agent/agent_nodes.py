@@ -42,13 +42,8 @@ class Node:
         self.changed = asyncio.Event()
 
     def start(self) -> None:
-        if self.notify is None:
-            self.process = link.start_agent(self.spec, self.runtime)
-        else:
-            env = {**environment(self.spec), "NOTIFY_SOCKET": str(self.notify)}
-            self.process = subprocess.Popen(
-                link.agent_command(self.spec, self.runtime), env=env, start_new_session=True
-            )
+        env = {**environment(self.spec), **({"NOTIFY_SOCKET": str(self.notify)} if self.notify else {})}
+        self.process = subprocess.Popen(link.agent_command(self.spec, self.runtime), env=env, start_new_session=True)
         self.connect()
 
     def connect(self) -> None:

@@ -92,8 +92,7 @@ async def ended(crew: Crew, task: "asyncio.Task[None]", folder: Path) -> None:
     await asyncio.gather(task, return_exceptions=True)
     for pid in processes("elasticrl.agent", folder):
         os.kill(pid, signal.SIGKILL)
-    assert crew._child is not None
-    crew._child.wait(10.0)
+    assert await crew._begun.gone(10.0)
 
 
 def test_etcd_is_started_again_once_its_record_can_be_written_and_no_orphan_is_left(folder: Path) -> None:
@@ -195,15 +194,13 @@ def test_a_vault_that_hangs_already_when_its_daemon_comes_is_ended_and_another_s
         before = vault_in(folder, said, deadline_s=20.0)
         async with background(before.run(), "vault", said) as task:
             await until(lambda: bool(before.address), task)
-        hung = before.pid
+        hung = before.process.pid
         os.kill(hung, signal.SIGSTOP)
         after = vault_in(folder, said, deadline_s=1.0)
         async with background(after.run(), "vault", said) as task:
             await until(lambda: bool(after.address), task)
-            assert after.pid != hung
+            assert after.process.pid != hung
             assert not started_at(hung) or state(hung) == "Z", "it is the first one's child"
-        assert before._child is not None
-        before._child.wait(10.0)
         await after.end()
 
     asyncio.run(run())
@@ -215,7 +212,7 @@ def test_a_vault_whose_folder_is_cleared_away_is_there_again_for_who_comes_later
         vault = vault_in(folder, said)
         async with background(vault.run(), "vault", said) as task:
             await until(lambda: bool(vault.address), task)
-            first, address = vault.pid, vault.address
+            first, address = vault.process.pid, vault.address
             shutil.rmtree(folder / "vault")
             await until((folder / "vault" / CONTROL).exists, task)
             status = await once(folder / "vault" / CONTROL, 5.0, "status")
@@ -231,7 +228,7 @@ def test_a_vault_that_was_just_started_when_the_job_ended_is_not_left(folder: Pa
         vault = vault_in(folder, said)
         async with background(vault.run(), "vault", said) as task:
             await until(lambda: bool(processes("elasticrl.runtime.vault", folder)), task)
-        assert not vault.pid, "it has not answered yet"
+        assert not vault.process.pid, "it has not answered yet"
         await vault.end()
         assert processes("elasticrl.runtime.vault", folder) == []
 

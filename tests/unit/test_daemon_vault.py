@@ -10,6 +10,7 @@ from structlog.testing import CapturingLogger
 
 from chaos.patience import patience
 from elasticrl.base.address import CONTROL
+from elasticrl.base.started import Started
 from elasticrl.contract.model import Member, Phase, Plan, Seat
 from elasticrl.contract.ring import Ring
 from elasticrl.daemon.refusal import Refusal
@@ -61,12 +62,15 @@ def test_what_is_made_of_the_secret_is_the_same_in_all_versions() -> None:
     assert run_of(secret) == "64c3bb6c"
 
 
-def test_a_vault_that_does_not_end_when_it_is_killed_silences_nobody(tmp_path: Path) -> None:
+def test_a_vault_that_does_not_end_when_it_is_killed_silences_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # As one that hangs in the kernel does not. Beats and the lease's renewal run in the same event loop.
     child = subprocess.Popen(["sleep", "60"])
     options = Options(job="j", node="n", folder=tmp_path, home=tmp_path, host="127.0.0.1", deadline_s=0.6)
     vault = Vault(options, log=CapturingLogger())
-    vault._child, vault.pid = child, child.pid  # its moment of birth is not known: so it is not killed, but waited for
+    vault.process = Started.of(child.pid)
+    monkeypatch.setattr(Started, "send", lambda *_: None)
 
     async def longest_silence() -> float:
         killing, longest, last = asyncio.create_task(vault._kill()), 0.0, time.monotonic()

@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from elasticrl.base.started import NOBODY, last_words, start
 from elasticrl.contract.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service
@@ -38,7 +38,7 @@ LOG: Final = "engine.log"
 START_LOCK: Final = "start.lock"  # held by whoever looks whether to start one
 LOOK_S: Final = 0.05
 PAUSE_S: Final = 0.5  # after a start that came to nothing
-TAIL: Final = 2000  # characters of an engine's last words
+TAIL: Final = 2000  # bytes of an engine's last words
 
 # Of the worker's environment: an engine is no rank of its gang, and no child of its daemon.
 KEPT_OUT: Final = (
@@ -80,7 +80,7 @@ class Attendant:
     ) -> None:
         self.home, self.service, self.limits = home, service, limits
         self.python, self._say = python or sys.executable, say
-        self._child: subprocess.Popen[bytes] | None = None
+        self._begun = NOBODY  # the engine that this worker has started, until its end was seen
         self._up = threading.Event()
         self._stirred = threading.Event()
         self._closing = threading.Event()
@@ -133,7 +133,7 @@ class Attendant:
 
     def end(self) -> None:
         """Nobody needs it any more."""
-        child = self._child
+        begun = self._begun
         self._closing.set()
         try:
             with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
@@ -145,9 +145,9 @@ class Attendant:
             weights.forget(self.home)  # as one that ends by itself does
         except Refused:
             pass
-        if child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(self.limits.health_s)
+        deadline = time.monotonic() + self.limits.health_s
+        while begun.alive and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
         self.close()
         with suppress(Lost, OSError, VaultError):
             self._clear()
@@ -157,8 +157,6 @@ class Attendant:
         self._closing.set()
         self._stirred.set()
         self._thread.join(self.limits.health_s)
-        if self._child is not None and self._child.poll() is None:
-            self._child.returncode = 0  # it is not ours to wait for: or Popen would complain that it lives on
 
     def _clear(self) -> None:
         """Of a home that nobody needs nothing is left in memory. Who comes meanwhile has another one."""
@@ -222,16 +220,16 @@ class Attendant:
         with self._alone(deadline):
             started = False
             while time.monotonic() < deadline and not self._closing.is_set():
-                if self._child is not None and self._child.poll() is not None:
-                    self._over(self._child.returncode, expected=not started)
-                    self._child = None
+                if self._begun is not NOBODY and not self._begun.alive:
+                    self._over(self._begun.code, expected=not started)
+                    self._begun = NOBODY
                 hello = self._hello()
                 if hello is not None:
                     self.say(
                         f"rollout engine: process {hello['pid']} ({hello['versions']}), {'started' if started else 'adopted'}"
                     )
                     return
-                if self._child is None and not self._there():  # one of ours that has let its lock go is still ending
+                if self._begun is NOBODY and not self._there():  # one of ours that has let its lock go is still ending
                     started = self._spawn() or started
                 self._closing.wait(LOOK_S)
             if self._closing.is_set():
@@ -286,11 +284,8 @@ class Attendant:
             (self.home / LOADS).unlink(missing_ok=True)
             os.ftruncate(lock.fileno(), 0)  # or it would name the last one, whose number may be somebody else's by now
             given = ["--home", str(self.home), "--lock", str(lock.fileno())]
-            with (self.home / LOG).open("ab") as log:
-                self._child = subprocess.Popen(
-                    [self.python, "-P", "-m", "elasticrl.ppo.rollout.process", *given], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env, cwd=self.home,
-                )  # fmt: skip
+            command = [self.python, "-P", "-m", "elasticrl.ppo.rollout.process", *given]
+            self._begun = start(command, self.home / LOG, env=env, cwd=self.home, keep=(lock.fileno(),))
         return True
 
     def _there(self) -> bool:
@@ -316,22 +311,17 @@ class Attendant:
         while self._there() and time.monotonic() < deadline:
             with suppress(OSError, ValueError):
                 os.killpg(int((self.home / ENGINE_LOCK).read_text(encoding="ascii")), signal.SIGKILL)
-            if self._child is not None:
-                self._child.poll()
+            self._begun.alive  # noqa: B018 - its corpse is cleared away
             time.sleep(LOOK_S)
 
-    def _over(self, code: int, *, expected: bool) -> None:
+    def _over(self, code: int | None, *, expected: bool) -> None:
         if code == REFUSED:
             raise Refused(self._last_words().splitlines()[-1])
         if not expected:
             raise Lost(f"it ended with exit code {code}: {self._last_words()}")
 
     def _last_words(self) -> str:
-        with suppress(OSError), (self.home / LOG).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * (TAIL + 1)))  # a character has four bytes, at most
-            words = log.read().decode(errors="replace")
-            return words[-TAIL:].strip() or "it said nothing"
-        return "it said nothing"
+        return last_words(self.home / LOG, TAIL) or "it said nothing"
 
     @contextmanager
     def _alone(self, deadline: float, *, to_the_end: bool = False) -> Iterator[None]:
