@@ -7,13 +7,10 @@ is told of a new generation; only a dead or sick one is replaced, by a process t
 
 import asyncio
 import contextlib
-import logging
-import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,39 +21,46 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from elasticrl.agent import exits, pool, warm, worker
+from elasticrl.agent import pool, warm, worker
 from elasticrl.agent.echo import Echo
-from elasticrl.agent.gather import Beating, Stride, Usual, look
+from elasticrl.agent.ends import Ends
 from elasticrl.agent.logs import Logs, TorchLogs
-from elasticrl.agent.outside import Outside, length
+from elasticrl.agent.reports import REPORT_S, Reports
 from elasticrl.agent.server import Server
+from elasticrl.agent.spares import END_S, FORMED_S, Spares
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
+from elasticrl.agent.turns import Turns
+from elasticrl.agent.watch import Watch
 from elasticrl.base.address import split
 from elasticrl.base.parent import Led, stops
-from elasticrl.base.process import life
-from elasticrl.base.started import last_line
-from elasticrl.base.ticks import until_next
 from elasticrl.contract import seat, wire
 from elasticrl.contract.beats import Snapshot
-from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Commit, Exit, Facts, Work
+from elasticrl.contract.model import LOADING, Commit, Exit, Facts, Work
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.contract.wire import Ended, Report
-from elasticrl.core.node.suspect import Budgets
 from elasticrl.shell.notify import Notify
 
 LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
-REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
-END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
-FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
-SCRIPT_S: Final = 3.0  # likewise, for a script, which tells of no step
+SCRIPT_S: Final = 3.0  # spares wait no longer for a script to form its gang, as it tells of no step
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
-ROTATE_S: Final = 1.0  # between looks at the sizes of logs
-MOST_ENDED: Final = 64  # ends that are told of while no daemon has acknowledged them: a report has an end
-QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
-log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Ordered:
+    """What this node was told to do, as far as it goes on."""
+
+    generation: int = 0  # the newest that an order spoke of
+    place: Place | None = None
+    launching: Place | None = None  # whose processes are not seated yet
+    halting: Halt | None = None
+    committed: Commit | None = None
+
+    def enter(self, generation: int) -> None:
+        """A newer generation: what the last one was told to do is over."""
+        self.generation, self.halting, self.launching = generation, None, None
 
 
 class Told(RendezvousHandler):
@@ -65,6 +69,7 @@ class Told(RendezvousHandler):
     def __init__(self, job: str) -> None:
         self._job = job
         self.place: Place | None = None
+        self.chosen: list[pool.Process] = []  # who takes it
 
     def get_backend(self) -> str:
         """Its name."""
@@ -126,44 +131,21 @@ class Hand(LocalElasticAgent):
         self._logs = Logs(Path(spec.log_dir), limit_bytes=spec.log_limit_bytes, keep=spec.log_keep)
         self._stores = Stores(spec.host)
         self._echo = Echo(runtime)
-        self._memory = exits.Memory()
-        self._contexts = ThreadPoolExecutor(1, "elasticrl-contexts")  # see pool: one thread for all of torch's contexts
-        self._spares: list[pool.Process] = []
-        self._chosen: list[pool.Process] = []  # for the seat that is launched now
+        self._turns = Turns()
+        self._ends = Ends(script=spec.script)
+        self._watch = Watch(spec, self._logs)
+        self._reports = Reports()
+        self._spares = Spares(
+            spec, runtime, self._logs, self._turns, seated=lambda: bool(self._seated), others=self._others, died=self._died
+        )  # fmt: skip
         self._seated: dict[int, pool.Process] = {}  # by slot
         self._ending: set[pool.Process] = set()  # killed by us, not yet gone
-        self._place: Place | None = None
-        self._generation = 0  # the newest that an order spoke of
-        self._halting: Halt | None = None
-        self._launching: Place | None = None  # whose processes are not seated yet
+        self._ordered = Ordered()
         self._exit: Exit | None = None
-        self._ended: list[Ended] = []
-        self._ends = 0
         self._last = Facts()
-        self._usual = Usual(budgets=Budgets(settings=spec.timeouts))
-        self._stride = Stride()
-        self._outside = Outside()
-        self._problem = ""
         self._stopping = ""
-        self._committed: Commit | None = None
-        self._bits = ""  # as the first warm process has found out; the others need not
-        self._versions = ""  # likewise
-        self._number = 0
-        self._starting = 0
-        self._pause_s = 0.0  # before the next start, after starts that came to nothing
-        self._sent: Report | None = None
-        self._sent_at = 0.0
-        self._rotated_at = 0.0
-        self._asked = 0  # the fork server that was told to import the rest
-        self._complete = 0  # and the one that has
-        self._began = (-1, 0)  # the newest generation that trains, and the step that it went on from
-        self._changed = asyncio.Event()  # there is something to look at
-        self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
-        self._quit = asyncio.Event()
         self._alone = False  # who would see to us has ended
         self._server: Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._me = life(os.getpid())
 
     # ---- the loop, in place of torch's
 
@@ -177,17 +159,17 @@ class Hand(LocalElasticAgent):
     async def _serve(self) -> RunResult:
         for number in stops():
             self._hear(number, partial(self._drain, f"the agent was sent {number.name}"))
-        self._hear(warm.COMPLETE, self._completed)
+        self._hear(warm.COMPLETE, self._spares.completed)
         await self._echo.open(self._spec.host)
-        async with Server(self._runtime / "agent.sock", self._take, self._report_now, self._poke) as server:
+        async with Server(self._runtime / "agent.sock", self._take, self._report_now, self._turns.poke) as server:
             self._server = server
             led = Led(asyncio.get_running_loop(), self._left_alone)
             led.by(self._spec.led)
-            self._fill()
-            while not self._quit.is_set() and (server.connected or not self._alone):
-                self._changed.clear()
+            self._spares.fill()
+            while not self._turns.over.is_set() and (server.connected or not self._alone):
+                self._turns.looks()
                 self._look()
-                await self._pause()
+                await self._turns.pause(self._look_s())
             led.by(())
             self._stopping = self._stopping or "nobody sees to this node any more"
             self._echo.close()  # the neighbours shall not hear that this node lives
@@ -197,7 +179,7 @@ class Hand(LocalElasticAgent):
     def _left_alone(self) -> None:
         """At once, and not in order: the vault has ended too, so what the workers went on to make would be copied nowhere."""
         self._alone = True
-        self._poke()
+        self._turns.poke()
 
     def _hear(self, number: signal.Signals, do: Callable[[], None]) -> None:
         """As the loop would, which gives the signal back to the kernel when it closes. Found live: a fork server that was ready
@@ -211,35 +193,12 @@ class Hand(LocalElasticAgent):
 
         signal.signal(number, heard)
 
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(until_next(self._look_s(), time.time())):
-                await self._changed.wait()
-
     def _look_s(self) -> float:
         """How long until beats are looked at again."""
         if not self._seated:
             return REPORT_S
-        generation, begun = self._began
-        steady = self._last.work is Work.TRAINING and generation == self._generation and self._last.step > begun
+        steady = self._reports.steady(self._ordered.generation, self._last.work, self._last.step)
         return STEADY_S if steady else LOOK_S
-
-    def _poke(self) -> None:
-        """Look at once."""
-        self._changed.set()
-        stirred, self._stirred = self._stirred, asyncio.Event()
-        stirred.set()
-
-    async def _until(self, true: Callable[[], bool], within_s: float) -> bool:
-        """Wait for this to hold; False if it does not in time."""
-        deadline = time.monotonic() + within_s
-        while not true():
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._stirred.wait()
-            except TimeoutError:
-                return true()
-        return True
 
     @property
     def _group(self) -> WorkerGroup:
@@ -250,13 +209,13 @@ class Hand(LocalElasticAgent):
     def _take(self, order: wire.Command) -> None:
         """Perform an order. What was performed already is passed over, so it may be sent any number of times."""
         match order:
-            case Launch(place=place, leave_s=leave_s) if place.generation > self._generation:
+            case Launch(place=place, leave_s=leave_s) if place.generation > self._ordered.generation:
                 self._enter(place.generation, place.endpoint)
                 self._begin_launch(place, leave_s)
-            case Reform(place=place) if place.generation > self._generation:
+            case Reform(place=place) if place.generation > self._ordered.generation:
                 self._enter(place.generation, place.endpoint)
                 self._reform(place)
-            case Park() if order.generation > self._generation:
+            case Park() if order.generation > self._ordered.generation:
                 self._enter(order.generation, order.endpoint)
                 self._park(order)
             case Halt():
@@ -267,31 +226,30 @@ class Hand(LocalElasticAgent):
             case Commit():
                 self._inform(order)
             case wire.Acknowledge(ended=numbers):
-                self._ended = [end for end in self._ended if end.number not in numbers]
+                self._ends.forget(numbers)
             case wire.Quit(reason=reason):
                 self._stopping = reason
-                self._quit.set()
+                self._close()
             case _:
                 pass
-        self._poke()
+        self._turns.poke()
 
     def _inform(self, committed: Commit) -> None:
         """Commits only rise: an older one is news of yesterday."""
-        if self._committed is None or committed.step > self._committed.step:
-            self._committed = committed
+        if self._ordered.committed is None or committed.step > self._ordered.committed.step:
+            self._ordered.committed = committed
             for process in self._seated.values():
                 if not process.finished:
                     process.inform(committed)
 
     def _enter(self, generation: int, endpoint: str) -> None:
-        self._generation = generation
-        self._halting = self._launching = None
+        self._ordered.enter(generation)
         self._stores.plan_uses(endpoint)
 
     def _begin_launch(self, place: Place, leave_s: float = 0.0) -> None:
         # Marked at once: a report that goes out before the launch has run must not show the old workers in the new generation.
-        self._place = self._launching = place
-        self._spawn(self._launch(place, leave_s))
+        self._ordered.place = self._ordered.launching = place
+        self._turns.spawn(self._launch(place, leave_s))
 
     async def _launch(self, place: Place, leave_s: float = 0.0) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
@@ -299,38 +257,38 @@ class Hand(LocalElasticAgent):
         self._dismiss(self._seated.values(), "fresh processes take over", leave_s)
 
         def overtaken() -> bool:
-            return self._launching is not place
+            return self._ordered.launching is not place
 
         # Those we killed must be gone first: they hold GPU memory.
-        await self._until(lambda: not self._ending or overtaken(), self._ends_within(leave_s))
-        self._fill(at_least=place.slots)
+        await self._turns.until(lambda: not self._ending or overtaken(), self._ends_within(leave_s))
+        self._spares.fill(at_least=place.slots)
 
         def chosen() -> bool:  # once: each look may find one more of them dead
-            self._chosen = self._candidates()[: place.slots]
-            return len(self._chosen) == place.slots
+            self._told.chosen = self._spares.ready[: place.slots]
+            return len(self._told.chosen) == place.slots
 
-        await self._until(lambda: overtaken() or chosen(), START_S)
+        await self._turns.until(lambda: overtaken() or chosen(), START_S)
         if overtaken():
             return
-        self._launching = None
-        if len(self._chosen) < place.slots:
+        self._ordered.launching = None
+        if len(self._told.chosen) < place.slots:
             cause = f"no process could be started within {START_S:g} s"
-            cause = f"{cause}: {self._problem}" if self._problem else cause
+            cause = f"{cause}: {self._spares.problem}" if self._spares.problem else cause
             self._exit = Exit(generation=place.generation, slot=0, step=place.resume, cause=cause, own=False)
         else:
             self._told.place = place
             self._initialize_workers(self._group)
             self._last = self._look_at()
-            self._fill()
-            asyncio.get_running_loop().call_later(SCRIPT_S if self._spec.script else FORMED_S, self._spare)
-        self._poke()
+            self._spares.fill()
+            asyncio.get_running_loop().call_later(SCRIPT_S if self._spec.script else FORMED_S, self._spares.spare)
+        self._turns.poke()
 
     def _reform(self, place: Place) -> None:
         """Tell the living; where there are none, or some have finished, all are started afresh."""
         if not self._seated or any(p.finished for p in self._seated.values()):
             self._begin_launch(replace(place, born=place.generation))
             return
-        self._place = self._told.place = place
+        self._ordered.place = self._told.place = place
         self._rendezvous(self._group)
         for slot, process in self._seated.items():
             self._assign(process, place, slot)
@@ -340,17 +298,18 @@ class Hand(LocalElasticAgent):
             self._tell(process, park)
 
     def _halt(self, halt: Halt) -> None:
-        if self._halting and not (self._halting.save and not halt.save):
+        before = self._ordered.halting
+        if before and not (before.save and not halt.save):
             return  # it is going on already
         if halt.save:
             # What is saved is committed under it. Where nothing is, fresh processes may be launched under the very same one.
-            self._generation = max(self._generation, halt.generation)
-        self._launching = None
+            self._ordered.generation = max(self._ordered.generation, halt.generation)
+        self._ordered.launching = None
         if not halt.save:
-            self._halting = halt
+            self._ordered.halting = halt
             self._dismiss(self._seated.values(), halt.reason)
         elif self._seated:
-            self._halting = halt
+            self._ordered.halting = halt
             self._ask_to_end(halt)
             self._clear_ended()  # a script ends when it likes
 
@@ -362,13 +321,13 @@ class Hand(LocalElasticAgent):
                     process.end(order.reason)
             else:
                 self._tell(process, order)
-        self._spawn(self._end_later(asked, order))
+        self._turns.spawn(self._end_later(asked, order))
 
     async def _end_later(self, processes: list[pool.Process], order: Halt) -> None:
         def left() -> list[pool.Process]:
             return [p for p in processes if p in self._seated.values() and not p.finished]
 
-        if not await self._until(lambda: not left(), order.within_s):
+        if not await self._turns.until(lambda: not left(), order.within_s):
             self._dismiss(left(), f"it had not ended {order.within_s:g} s after it was asked to ({order.reason})")
 
     def _drain(self, reason: str) -> None:
@@ -376,24 +335,29 @@ class Hand(LocalElasticAgent):
         if self._stopping:
             return
         self._stopping = reason
-        order = Halt(generation=self._generation, save=True, within_s=self._spec.stop_s, reason=reason)
-        self._spawn(self._end_then_quit(order))
-        self._poke()
+        self._spares.closed = True
+        order = Halt(generation=self._ordered.generation, save=True, within_s=self._spec.stop_s, reason=reason)
+        self._turns.spawn(self._end_then_quit(order))
+        self._turns.poke()
 
     async def _end_then_quit(self, order: Halt) -> None:
         if self._server and self._server.connected:
-            await self._until(lambda: not self._seated or self._halting is not None, self._spec.stop_s)
+            await self._turns.until(lambda: not self._seated or self._ordered.halting is not None, self._spec.stop_s)
         self._halt(order)
-        order = self._halting or order  # the daemon's, which gives a save of its gang more time than ours does
+        order = self._ordered.halting or order  # the daemon's, which gives a save of its gang more time than ours does
         self._notify.stopping(order.reason, order.within_s + 2 * END_S)
-        await self._until(lambda: all(p.finished for p in self._seated.values()), order.within_s + 1.0)
-        self._quit.set()
-        self._poke()
+        await self._turns.until(lambda: all(p.finished for p in self._seated.values()), order.within_s + 1.0)
+        self._close()
+        self._turns.poke()
+
+    def _close(self) -> None:
+        self._spares.closed = True
+        self._turns.over.set()
 
     def _assign(self, process: pool.Process, place: Place, slot: int) -> None:
         path = self._logs.ranked(place.generation, place.rank + slot, process.log)
-        if self._committed is not None and place.generation == place.born:
-            process.inform(self._committed)  # first, so that it is there when the program takes its seat
+        if self._ordered.committed is not None and place.generation == place.born:
+            process.inform(self._ordered.committed)  # first, so that it is there when the program takes its seat
         try:
             process.assign(place.at(slot, str(path)))
         except OSError as error:
@@ -427,8 +391,8 @@ class Hand(LocalElasticAgent):
         """
         place = self._told.place
         assert place is not None
-        self._seated = dict(enumerate(self._chosen))
-        self._spares = [process for process in self._spares if process not in self._seated.values()]
+        self._seated = dict(enumerate(self._told.chosen))
+        self._spares.processes = [process for process in self._spares.processes if process not in self._seated.values()]
         for slot, process in self._seated.items():
             self._assign(process, place, slot)
         return {worker.local_rank: self._seated[worker.local_rank].pid for worker in worker_group.workers}
@@ -446,87 +410,15 @@ class Hand(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
-        for process in self._living():
+        for process in (*self._spares.processes, *self._others()):
             process.end("the agent ends")
-        self._contexts.shutdown(wait=False)
+        self._spares.contexts.shutdown(wait=False)
 
     # ---- processes
 
-    def _living(self) -> list[pool.Process]:
-        """Processes whose end is still to be seen."""
-        return [p for p in (*self._spares, *self._seated.values(), *self._ending) if not p.finished]
-
-    def _candidates(self) -> list[pool.Process]:
-        """Processes that can take a rank, the warm ones first."""
-        living = (p for p in self._spares if not (p.killed or p.ended))
-        return sorted(living, key=lambda p: (not p.warm, p.number))
-
-    def _wanted(self) -> int:
-        """How many processes should be warm: a seat's worth; none beside a seat that is to have no spares, or none yet."""
-        if self._stopping or self._quit.is_set():
-            return 0
-        if self._seated and not (self._spec.spares and self._complete == warm.server()):
-            return 0
-        return max(self._spec.slots, self._spec.spares)
-
-    def _fill(self, at_least: int = 0) -> None:
-        """Start what is missing, beside everything else."""
-        missing = max(self._wanted(), at_least) - len(self._spares) - self._starting
-        for _ in range(missing):
-            self._starting += 1
-            self._spawn(self._start())
-
-    def _spare(self) -> None:
-        """The gang trains: what only spares need is done now, when it is in nobody's way, and first for them all at once."""
-        if self._asked != (server := warm.server()):
-            if not warm.complete(server):
-                asyncio.get_running_loop().call_later(FORMED_S, self._spare)
-                return
-            self._asked = server
-            asyncio.get_running_loop().call_later(FORMED_S, self._completed)
-
-    def _completed(self) -> None:
-        self._complete = self._asked
-        self._fill()
-
-    async def _start(self) -> None:
-        self._number += 1
-        number, pause_s = self._number, self._pause_s
-        try:
-            await self._until(self._quit.is_set, pause_s)
-            # Of a fork server that has died all processes die. How they ended is asked in the same thread, which a start holds
-            # until the next server has imported torch: meanwhile nobody would hear that the gang has failed.
-            await self._until(lambda: not any(process.orphaned() for process in self._living()), END_S)
-            if self._quit.is_set():
-                return
-            loop = asyncio.get_running_loop()
-            start = partial(pool.start, tells_bits=not self._bits)
-            process = await loop.run_in_executor(self._contexts, start, self._spec, number, self._runtime, self._logs)
-        except (OSError, EOFError, RuntimeError) as error:
-            self._problem = f"no process can be started: {error}"
-            log.warning("%s", self._problem)
-            self._slow_down()
-            return
-        finally:
-            self._starting -= 1
-        self._spares.append(process)
-        loop.add_reader(process.channel, self._heard, process)
-        loop.add_reader(process.pidfd, self._died, process)
-        if self._quit.is_set():
-            process.end("the agent ends")
-        self._poke()
-
-    def _slow_down(self) -> None:
-        self._pause_s = min(10.0, max(0.2, 2 * self._pause_s))
-        asyncio.get_running_loop().call_later(self._pause_s, self._fill)
-
-    def _heard(self, process: pool.Process) -> None:
-        if not process.hear():
-            asyncio.get_running_loop().remove_reader(process.channel)
-        elif process.warm and process.slot is None:
-            self._pause_s, self._problem = 0.0, ""
-            self._bits, self._versions = self._bits or process.bits, self._versions or process.versions
-        self._poke()
+    def _others(self) -> list[pool.Process]:
+        """Processes with a seat, or that had one, whose end is still to be seen."""
+        return [p for p in (*self._seated.values(), *self._ending) if not p.finished]
 
     def _dismiss(self, processes: Iterable[pool.Process], why: str, leave_s: float = 0.0) -> None:
         """End seated processes whose end is no failure. Scripts that listen have `leave_s` to save and leave by themselves."""
@@ -538,7 +430,7 @@ class Hand(LocalElasticAgent):
                 else:
                     self._ending.add(process)
                     if self._spec.script:
-                        self._spawn(self._end_gently(process, why, leave_s))
+                        self._turns.spawn(self._end_gently(process, why, leave_s))
                     else:
                         process.end(why)
 
@@ -549,10 +441,10 @@ class Hand(LocalElasticAgent):
             return process not in self._ending
 
         if leave_s and process.listens and not process.killed:
-            self._tell(process, Halt(generation=self._generation, save=True, within_s=leave_s, reason=why))
-            await self._until(ended, leave_s)
+            self._tell(process, Halt(generation=self._ordered.generation, save=True, within_s=leave_s, reason=why))
+            await self._turns.until(ended, leave_s)
         if not ended() and process.term(why):
-            await self._until(ended, self._spec.grace_s)
+            await self._turns.until(ended, self._spec.grace_s)
         if not ended():
             process.end(why)
 
@@ -567,23 +459,18 @@ class Hand(LocalElasticAgent):
         loop = asyncio.get_running_loop()
         loop.remove_reader(process.pidfd)
         loop.remove_reader(process.channel)
-        self._spawn(self._bury(process))
+        self._turns.spawn(self._bury(process))
 
     async def _bury(self, process: pool.Process) -> None:
         loop = asyncio.get_running_loop()
-        code, failure = await loop.run_in_executor(self._contexts, process.collect)
+        code, failure = await loop.run_in_executor(self._spares.contexts, process.collect)
         beat = process.beat()
         process.writes_elsewhere(beat)  # its last words lie where it wrote last
         if process in self._ending:
             self._ending.discard(process)
-        elif process in self._spares:
-            self._spares.remove(process)
-            end = self._end_of(process, beat, code, failure)
-            self._problem = f"a process ended before it was warm: {end.exit.cause}" if not process.warm else ""
-            self._slow_down()
-        elif (code == 0 and (self._halting or beat.phase != LOADING)) or (
-            self._halting and (process.killed or self._spec.script)
-        ):
+        elif process in self._spares.processes:
+            self._spares.lost(process, self._end_of(process, beat, code, failure).exit.cause)
+        elif self._ends_in_order(process, beat, code):
             process.finished = True
             self._last = self._look_at()
         else:
@@ -591,12 +478,18 @@ class Hand(LocalElasticAgent):
         if not process.finished:
             process.close()
         self._clear_ended()
-        self._fill()
-        self._poke()
+        self._spares.fill()
+        self._turns.poke()
+
+    def _ends_in_order(self, process: pool.Process, beat: Snapshot, code: int | None) -> bool:
+        asked = self._ordered.halting is not None
+        if code == 0 and (asked or beat.phase != LOADING):
+            return True
+        return asked and (bool(process.killed) or self._spec.script)
 
     def _clear_ended(self) -> None:
         """Those who were asked to end have, all of them."""
-        if self._halting and all(p.finished for p in self._seated.values()):
+        if self._ordered.halting and all(p.finished for p in self._seated.values()):
             self._last = replace(self._look_at(), work=Work.NONE, stall=None) if self._seated else self._last
             for done in self._seated.values():
                 done.close()
@@ -611,46 +504,16 @@ class Hand(LocalElasticAgent):
         self._dismiss(self._seated.values(), f"its neighbour in slot {process.slot} ended: {end.exit.cause}")
 
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
-        message = exits.exception_of(failure.error_file_data) if failure else ""
-        if self._spec.script and code and code > 0:
-            message = message or last_line(process.log)
-        memory = self._memory.evidence(process.pid, code)
-        facts = exits.Traces(
-            code=code, message=message, killed=process.killed, sign=process.sign, memory=memory,
-            unjoined=code == 0 and process.slot is not None and beat.phase == LOADING,
-        )  # fmt: skip
-        cause, own, sign = exits.judge(facts)
-        self._ends += 1
-        generation = self._generation if process.slot is not None else 0
-        end = Ended(
-            number=self._ends, rank=process.rank, core=exits.core_of(code), said=last_line(process.log),
-            exit=Exit(
-                generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own, signal=facts.signal,
-                sign=sign,
-            ),
-        )  # fmt: skip
-        self._ended = [*self._ended, end][-MOST_ENDED:]
-        return end
+        return self._ends.add(process, beat, code, failure, self._ordered.generation)
 
     async def _end_all(self) -> None:
         """Kill what is left, and see it gone."""
         self._dismiss(self._seated.values(), "the agent ends")
-        for process in self._spares:
-            process.end("the agent ends")
-        await self._until(lambda: not (self._spares or self._ending or self._starting), self._ends_within())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished_task)
-
-    def _finished_task(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("bug", exc_info=error)
+        self._spares.end("the agent ends")
+        await self._turns.until(
+            lambda: not (self._spares.processes or self._ending or self._spares.starting), self._ends_within()
+        )
+        await self._turns.end()
 
     # ---- what is reported
 
@@ -658,84 +521,39 @@ class Hand(LocalElasticAgent):
         """Look at all beats, and report what has changed."""
         if any(not p.finished for p in self._seated.values()):
             self._last = self._look_at()
-            self._rotate()
-        report = self._report_now()
-        now = time.monotonic()
-        self._memory.look(now)
-        if report.work is Work.TRAINING and self._began[0] != report.generation:
-            self._began = (report.generation, report.step)
-        begun = self._began[1]
-        if report.work is Work.TRAINING and report.step > begun:
-            self._spare()
-        grows = self._place is not None and self._place.grows
-        changed = news(report, begun, grows=grows) != news(self._sent, begun, grows=grows)
-        if self._server and (changed or now >= self._sent_at + REPORT_S):
-            self._sent, self._sent_at = report, now
-            self._server.send(report)
-
-    def _rotate(self) -> None:
-        """A log that has grown too large, once a second."""
-        if (now := time.monotonic()) < self._rotated_at + ROTATE_S:
-            return
-        self._rotated_at = now
-        for process in self._seated.values():
-            if self._logs.rotate(process.log):
-                process.reopen()
+            self._watch.rotate(self._seated.values())
+        report, place = self._report_now(), self._ordered.place
+        self._ends.look(time.monotonic())
+        if self._reports.steps(report):
+            self._spares.spare()
+        self._reports.send(self._server, report, grows=place is not None and place.grows)
 
     def _look_at(self) -> Facts:
-        now = time.monotonic()
-        beating = []
-        self._look_from_outside(now)
-        for slot, process in sorted(self._seated.items()):
-            beat = self._outside.since(process.pid, process.beat())
-            if process.writes_elsewhere(beat):
-                self._logs.show(self._generation)
-            quiet = now - beat.since > QUIET_S
-            alive = life(process.pid) if quiet and not process.finished else None
-            stopped = alive is not None and alive.stopped
-            beating.append(
-                Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished, script=self._spec.script)
-            )
-        self._usual = self._usual.learn(beating, now)
-        self._stride = self._stride.after(beating, now, REPORT_S)
-        return look(beating, self._generation, self._usual.budgets, now, time.time())
-
-    def _look_from_outside(self, now: float) -> None:
-        """At scripts that have told nothing."""
-        silent = [p for p in self._seated.values() if not p.finished and p.beat().phase == UNTOLD]
-        found = {p.pid: (alive, length(p.log)) for p in silent if (alive := life(p.pid)) is not None}
-        self._outside = self._outside.after(now, found)
+        return self._watch.look(self._seated, self._ordered.generation)
 
     def _report_now(self) -> Report:
         """The whole picture."""
-        warm = sum(p.warm for p in self._candidates())
-        here = self._last
-        work = here.work
-        if self._exit is not None:
-            work = Work.FAILED
-        elif self._launching:
-            work = Work.JOINING
-        elif not self._seated:
-            work = Work.NONE
-        place = self._place
+        here, place, spares = self._last, self._ordered.place, self._spares
+        work = self._work()
+        warm = sum(p.warm for p in spares.ready)
         seated = here if self._seated else Facts(step=here.step, saved=here.saved, manifest=here.manifest)
         return seated.into(
             Report,
             work=work,
-            generation=self._exit.generation if self._exit else self._generation,
+            generation=self._exit.generation if self._exit else self._ordered.generation,
             born=place.born if place and (self._seated or work is Work.JOINING) else 0,
             warm=warm >= self._spec.slots,
             exit=self._exit,
             endpoint=self._stores.endpoint,
             echo=self._echo.address,
-            bits=self._bits,
-            versions=self._versions,
-            problem=self._problem,
+            bits=spares.bits,
+            versions=spares.versions,
+            problem=spares.problem,
             unlogged=self._logs.problem,
-            pace=self._stride.took if self._seated else (),
-            lap=self._stride.lap,
-            pid=self._me.pid if self._me else 0,
-            started=self._me.started if self._me else 0,
+            pace=self._watch.pace if self._seated else (),
+            lap=self._watch.lap,
+            pid=self._reports.me.pid,
+            started=self._reports.me.born,
             workers=tuple(
                 wire.Worker(
                     slot=slot, rank=p.rank or 0, pid=p.pid, started=p.started, beat=str(p.page.path), log=str(p.log)
@@ -743,17 +561,13 @@ class Hand(LocalElasticAgent):
                 for slot, p in sorted(self._seated.items())
             ),
             spares=warm,
-            ended=tuple(self._ended),
+            ended=self._ends.told,
             stopping=self._stopping,
         )
 
-
-def news(report: Report | None, begun: int, *, grows: bool = False) -> Report | None:
-    """A report without what changes all the time. Of steps only the first that a generation seals, beyond that with which it
-    has `begun`, is news: it says that a recovery is over. Where a gang `grows`, so is that it has parted.
-    """
-    if report is None:
-        return None
-    stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    phase = report.phase if report.phase in (OUTSIDE, *([MEETING] if grows else [])) else ""
-    return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, beat_at=0.0)
+    def _work(self) -> Work:
+        if self._exit is not None:
+            return Work.FAILED
+        if self._ordered.launching:
+            return Work.JOINING
+        return self._last.work if self._seated else Work.NONE

@@ -49,7 +49,7 @@ class Unlucky(Hand):
     """One of the chosen dies before it has its rank."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        first = self._spares[0]
+        first = self._spares.processes[0]
         first.end("")
         assert multiprocessing.connection.wait([first.pidfd], 10)
         super()._rendezvous(worker_group)
@@ -66,8 +66,8 @@ def test_one_that_dies_between_being_chosen_and_seated_is_seated_and_found_dead(
 
     async def launched() -> Hand:
         hand = Unlucky(spec, tmp_path, Notify({}))
-        hand._spares = list(spares)
-        hand._place = hand._launching = gang
+        hand._spares.processes = list(spares)
+        hand._ordered.place = hand._ordered.launching = gang
         await hand._launch(gang)
         return hand
 
@@ -75,4 +75,4 @@ def test_one_that_dies_between_being_chosen_and_seated_is_seated_and_found_dead(
     assert list(hand._seated.values()) == spares
     assert [process.rank for process in spares] == [0, 1]
     assert spares[0].ended
-    assert hand._spares == []
+    assert hand._spares.processes == []

@@ -18,7 +18,7 @@ from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 
 from chaos.patience import patience
 from elasticrl.agent import warm
-from elasticrl.agent.hand import news
+from elasticrl.agent.reports import news
 from elasticrl.base.process import life
 from elasticrl.contract import wire
 from elasticrl.contract.model import MEETING, Work

@@ -25,6 +25,7 @@ from chaos.patience import patience
 from elasticrl.agent.spec import Spec
 from elasticrl.base.address import CONTROL
 from elasticrl.base.process import started_at, state
+from elasticrl.base.started import Started
 from elasticrl.config.tree import Tree
 from elasticrl.contract import wire
 from elasticrl.contract.events import Event, Workers
@@ -258,7 +259,7 @@ def test_an_agent_that_does_not_hear_that_it_shall_end_ends_with_all_below_it(fo
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 after = Crew(folder / "home", spec, log=said, managed=False)
-                after.know(agent, started_at(agent))
+                after.know(Started.of(agent))
                 await after.quit("the test is over", 20.0)
                 assert heard(said, "agent.killed") == [], "it was asked to end, and did"
             assert not started_at(agent)

@@ -276,7 +276,7 @@ async def test_a_program_that_never_serves_is_given_up_and_ended(tmp_path: Path)
 async def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
     embedded = Embedded(folder=tmp_path)
     first = await embedded.ensure()
-    await first.end()
+    await first.close()
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", first.client_port))
