@@ -22,6 +22,8 @@ from elasticrl.contract.events import Action, Asked, Event, Workers
 from elasticrl.contract.model import Commit, Member, Verb, Work, meanwhile
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.contract.wire import Acknowledge, Quit, Report
+from elasticrl.daemon.history import History
+from elasticrl.daemon.measures import Measures
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs, while it does not speak to us
 STEADY_S = 1.0  # and while it does: we are told when it falls silent
@@ -34,23 +36,22 @@ KILL_S = 5.0  # for one that was killed to be gone
 class Crew:
     """The agent and its workers."""
 
-    def __init__(self, folder: Path, spec: Spec, *, log: Any, managed: bool) -> None:
+    def __init__(
+        self, folder: Path, spec: Spec, *, log: Any, managed: bool, measures: Measures | None = None,
+        history: History | None = None,
+    ) -> None:  # fmt: skip
         self.me: Member | None = None  # once it is known: nothing is ordered before
-        self.unlogged: Callable[[], str] = str  # why the daemon's own lines are lost; empty: they are not
         self.run_of_job = ""  # for the workers' logs
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
         self.post: Callable[[Event], None] = lambda _: None
-        self.ended: Callable[[str], None] = lambda _: None  # told the cause when a worker ended that should not have
-        self.stalled: Callable[[str], None] = lambda _: None  # told the phase in which a worker makes no progress
-        self.reported: Callable[[Report | None], None] = lambda _: (
-            None
-        )  # told whatever the agent says; None: it is gone
+        self.reported: Callable[[Report | None], None] = lambda _: None  # told what the agent says; None: it is gone
         self.broken: Callable[[], None] = lambda: None  # told when a collective broke: neighbours are asked at once
         self._folder = folder
         self._spec = spec
         self.log = log
         self._managed = managed  # by systemd
+        self._measures, self._history = measures, history
         self._link = Link(folder / "agent.sock", self._heard, self._lost)
         self._begun = NOBODY  # the agent that we have started last
         self._told = Workers(now=0.0)
@@ -64,6 +65,16 @@ class Crew:
         self._over = False  # it was told to end: none is started in its place
         self._known = NOBODY  # the agent that has spoken last, or one of an earlier daemon
         self._said, self._rest_s = "", 0.0  # why there is no agent, and how long it was waited before the last try
+
+    def join(
+        self, me: Member, post: Callable[[Event], None], *, broken: Callable[[], None],
+        reported: Callable[[Report | None], None],
+    ) -> None:  # fmt: skip
+        """It is known who this node is: what the workers do is told from here on, what they did already first."""
+        self.me, self.post, self.broken, self.reported = me, post, broken, reported
+        if self.report is not None:
+            post(self._event(self.report))
+        reported(self.report)
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
@@ -153,16 +164,12 @@ class Crew:
             vault=self._vault,
             warm=report.warm and bool(self._vault),
             problem=report.problem or self._vaultless,
-            unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
+            unlogged="; ".join(filter(None, (report.unlogged, self._history.lost if self._history else ""))),
         )
 
     def settle(self, vault: str, away: str = "") -> None:
         """The node's vault listens there; or nowhere yet, for this reason."""
         self._vault, self._vaultless = vault, "" if vault else f"its vault does not start: {away}"
-        self.repeat()
-
-    def repeat(self) -> None:
-        """Say again what is so, to a core that has not heard it yet."""
         if self.report is not None:
             self.post(self._event(self.report))
 
@@ -185,7 +192,8 @@ class Crew:
                 "workers.changed", work=workers.work.value, generation=workers.generation, born=workers.born, step=workers.step
             )  # fmt: skip
         if stall and (told.stall is None or (stall.slot, stall.phase) != (told.stall.slot, told.stall.phase)):
-            self.stalled(stall.phase)
+            if self._measures:
+                self._measures.stalled(stall.phase)
             self.log.info(
                 "worker.stalled", slot=stall.slot, phase=stall.phase, for_s=round(stall.for_s, 3),
                 budget_s=round(stall.budget_s, 3), waiting=stall.waiting, stopped=stall.stopped,
@@ -199,7 +207,8 @@ class Crew:
             # A spare that was ended because the agent ends, or because its place is wanted, is no fault; one that crashes is.
             if ended.number > self._logged and (ended.rank is not None or ended.exit.own):
                 end = ended.exit
-                self.ended(end.cause)
+                if self._measures:
+                    self._measures.exited(end.cause)
                 self.log.info(
                     "worker.exited",
                     generation=end.generation,

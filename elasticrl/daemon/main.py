@@ -12,10 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from datetime import datetime
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -25,33 +23,18 @@ from elasticrl.base.apart import apart
 from elasticrl.base.process import started_at
 from elasticrl.base.trim import trim
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
-from elasticrl.contract.events import (
-    Action,
-    Asked,
-    Cleared,
-    Configured,
-    Event,
-    Found,
-    Probe,
-    Seen,
-    Suspected,
-    Tried,
-    Try,
-)
-from elasticrl.contract.evidence import Kind
-from elasticrl.contract.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
-from elasticrl.core.node.follow import lease_held, told_now, trains_on, unsaved
-from elasticrl.core.node.names import elsewhere, namesake, twin, yields
-from elasticrl.core.node.state import Decision, State
-from elasticrl.core.node.suspect import somebody_left
-from elasticrl.core.step import deputies
-from elasticrl.daemon import asking, control, links
+from elasticrl.contract.events import Asked, Cleared, Configured, Event, Suspected
+from elasticrl.contract.model import REFUSED, Member, Record, Verb, View
+from elasticrl.core.node.follow import told_now
+from elasticrl.core.node.names import elsewhere, namesake, twin
+from elasticrl.core.node.state import State
+from elasticrl.daemon import control
 from elasticrl.daemon.adopt import Look, Lost, settle
-from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
+from elasticrl.daemon.joined import Joined
 from elasticrl.daemon.life import Life, end_of, this_boot
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.refusal import FAILED, Refusal
@@ -61,23 +44,14 @@ from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.shared import Place
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import Line, StepLog
+from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.stored import at_first, how_it_ended, living_here, record_at, the_secret, written_secret
-from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
-from elasticrl.diagnose import witness
+from elasticrl.daemon.vault import Options, Vault, folder_of
 from elasticrl.diagnose.program import absent
 from elasticrl.shell import keys
-from elasticrl.shell.node import Node
 from elasticrl.shell.sight import AGAIN_S
-from elasticrl.shell.trace import Trace
-from elasticrl.status.past import Broken, Past, Roster, Scribe, lasting
-from elasticrl.status.recovery import Done, Flow, Stages, kind_of
-from elasticrl.store import Lease, Put, Store, StoreError
+from elasticrl.store import Store, StoreError
 
-if TYPE_CHECKING:
-    from elasticrl.diagnose.incident import Incident
-
-LATE_S = 1.0  # after which others tell what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 QUIT_S = 20.0  # for an agent to end with all that is below it
@@ -104,42 +78,23 @@ class Daemon(Resident):
         self.adopt = False  # go on from them if the store has lost the job
         self.again = False  # in place of a daemon that died: nobody has asked anew for a job that has ended
         self._reload = reload or (lambda: tree)  # reads the configuration again
-        self.metrics = self.measures.metrics
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self._vaulting: asyncio.Task[None] | None = None  # what sees to the vault
-        self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
-        self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
-        self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
-        self.crew.unlogged = lambda: history.lost
+        self.crew = Crew(
+            self.home.folder, self.spec(), log=log, managed=managed, measures=self.measures, history=history
+        )
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self._ours = asyncio.Event()  # no other daemon has this node's name
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved, ours=self._ours)
         self.roll = Roll(self.home.folder / ROLL, log=log)
-        self.node: Node | None = None
-        self._boot, self._after = (
-            this_boot(),
-            "",
-        )  # after which end of the daemon before, or of all of its life, this one runs
-        self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
-        self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
-        self.neighbours: Neighbours | None = None
-        self._lasting: tuple[Put, ...] = ()  # what a store that has lost the job is told again, beside the plan
-        self._stages = Stages()
-        self._flow = Flow()
-        self._plan: Plan | None = None
-        self._trained_on = -1  # the newest plan that only added to the gang in which this node's workers trained on
-        self._ring_plan: Plan | None = None  # whose ring the vault was last told
-        self._doubted = 0  # the generation that somebody left
-        self._commit: Commit | None = None
-        self._life: Life | None = None  # as it was saved last
-        self._unkept = False  # it could not be saved, and that is said
-        self._scribe = Scribe()
-        self._roster = Roster()
-        self._leads = False
-        self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
-        self._done: Done | None = None  # the newest recovery
-        self._met = 0  # the generation that was there before this daemon
-        self._told_of = 0  # the generation that the newest incident led to
+        self._joined: Joined | None = None  # once it is known who this node is
+        self._boot = this_boot()
+
+    @property
+    def joined(self) -> Joined:
+        """This node, for what is asked only of one that has begun."""
+        assert self._joined is not None
+        return self._joined
 
     def _place(self) -> Place:
         tree = self.tree
@@ -193,10 +148,10 @@ class Daemon(Resident):
                 await asyncio.gather(starting, return_exceptions=True)
             if starting.cancelled():
                 return await self._given_up(told.result(), vault)
-            node = starting.result()
-            return node if isinstance(node, int) else await self._until_the_end(node, told, crew, vault)
+            joined = starting.result()
+            return joined if isinstance(joined, int) else await self._until_the_end(joined, told, crew, vault)
 
-    async def _start(self, stack: AsyncExitStack) -> Node | int:
+    async def _start(self, stack: AsyncExitStack) -> Joined | int:
         """Ask the store who this node is, and begin with that; or why it cannot (the exit code)."""
         last, adopted = await self._live()
         if not adopted and (why := absent(self.tree)):  # workers that run have read it
@@ -221,21 +176,26 @@ class Daemon(Resident):
             return await self._give_way(taken)
         self._ours.set()
         life = last if last and adopted else replace(await self._begin(store, last), since=since)
-        self._after = end_of(last, self._boot, adopted=adopted)
-        self._formerly = life.beat
+        formerly, life = life.beat, replace(life, boot=self._boot, parted=False)
         self.home.save(life)
         me = life.member
         self.names["member"] = str(me)
-        self.neighbours = await self._open_beats(store, me)
-        stack.callback(self.neighbours.close)
-        probe = self.inquiry.ways.open(self.tree.node.probe_port)
+        secret = await self._patiently(lambda: the_secret(store))
+        neighbours = await self._open_beats(secret, me, formerly)
+        stack.callback(neighbours.close)
+        conf, after = self.tree.node, end_of(last, self._boot, adopted=adopted)
+        card = Record(
+            member=me, slots=conf.workers, beat=neighbours.address, probe=self.inquiry.ways.open(conf.probe_port),
+            taken_at=round(time.time(), 1) if after else 0.0, taken=after, since=life.since,
+        )  # fmt: skip
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
-        node = self._join(store, me, life, probe, adopted=adopted, met=0 if adopted else met)
+        state = State(settings=self.settings, me=me, card=card, met=0 if adopted else met)
+        joined = self._join(state, store, neighbours, life, adopted=adopted, beats=formerly)
+        joined.node.office.lasting = (written_secret(secret),)
         await self._open_control(stack)
-        await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
+        await stack.enter_async_context(background(neighbours.beat(), "beats", self.log))
         await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
         if self.tree.rollout.nodes:
-            secret = await self._patiently(lambda: the_secret(store))
             await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
         await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
         self.measures.serve(stack)
@@ -243,7 +203,7 @@ class Daemon(Resident):
             self._logs / STEPS,
             self.name,
             lambda: self.crew.report.workers if self.crew.report else (),
-            self._stepped,
+            joined.stepped,
         )
         await stack.enter_async_context(background(steps.run(), "steps", self.log))
         await self._serve_page(stack)
@@ -251,7 +211,7 @@ class Daemon(Resident):
         self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
         self.notify.ready(f"{me} is up")
         await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry", self.log))
-        return node
+        return joined
 
     async def _given_up(self, reason: str, vault: asyncio.Task[None]) -> int:
         """Told to end before it was up, as while the store is away. What runs here goes on for the next daemon, or ends with
@@ -308,17 +268,6 @@ class Daemon(Resident):
                 said = True
                 self.notify.status(f"waiting whether {record.member}, at {record.beat}, still lives")
             await asyncio.sleep(AGAIN_S)
-
-    def _meets(self, record: Record) -> None:
-        """What stands in the place of this node's record."""
-        assert self.node is not None
-        assert self.neighbours is not None
-        me, own = self.node.loop.state.me, self.neighbours.address
-        if record.member == me and record.beat == self._formerly:
-            return  # our own, of the daemon before this one, at the address that this node had then
-        if not self._rival and yields(me, own, record):
-            self._rival = namesake(record)
-            self._rivalled.set()
 
     async def _give_way(self, taken: str, *, vault: bool = True) -> int:
         """`vault`: that which answers here is this node's, and not the other daemon's."""
@@ -380,12 +329,20 @@ class Daemon(Resident):
             await asyncio.sleep(TRIM_S)
             await apart(lambda: [trim(log) for log in logs])
 
-    async def _open_beats(self, store: Store, me: Member) -> Neighbours:
-        secret = await self._patiently(lambda: the_secret(store))
+    def _join(
+        self, state: State, store: Store, neighbours: Neighbours, life: Life, *, adopted: bool = False, beats: str = ""
+    ) -> Joined:
+        self._joined = Joined(
+            state, store, log=self.log, home=self.home, crew=self.crew, vault=self.vault, inquiry=self.inquiry,
+            neighbours=neighbours, measures=self.measures, traces=self.state_dir / "trace", life=life, adopted=adopted,
+            beats=beats,
+        )  # fmt: skip
+        return self._joined
+
+    async def _open_beats(self, secret: bytes, me: Member, formerly: str) -> Neighbours:
         self.crew.run_of_job = self.names["run"] = run_of(secret)
         self.vault.know(secret)
         self.inquiry.ways.secret = secret
-        self._lasting = (written_secret(secret),)
         neighbours = Neighbours(
             me,
             secret,
@@ -397,22 +354,21 @@ class Daemon(Resident):
             doubt_s=self.tree.membership.doubt_s,
         )
         port = self.tree.node.beat_port
-        former = 0 if port or not self._formerly else split(self._formerly)[1]
-        try:
-            if former:  # those who know this node by the plan alone ask there
-                with suppress(OSError):
-                    await neighbours.open(self.host, former)
-                    return self._noted(neighbours, me, secret)
-            await neighbours.open(self.host, port)
-        except OSError as error:
-            raise Refusal(
-                f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), and "
-                "give each job of a machine a node.beat_port of its own (0 takes any); an address of another machine comes "
-                "from node.address or node.interface"
-            ) from None
-        return self._noted(neighbours, me, secret)
-
-    def _noted(self, neighbours: Neighbours, me: Member, secret: bytes) -> Neighbours:
+        former = 0 if port or not formerly else split(formerly)[1]
+        for asked in dict.fromkeys(
+            (former or port, port)
+        ):  # those who know this node by the plan alone ask at the former
+            try:
+                await neighbours.open(self.host, asked)
+                break
+            except OSError as error:
+                if asked != port:
+                    continue
+                raise Refusal(
+                    f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), "
+                    "and give each job of a machine a node.beat_port of its own (0 takes any); an address of another machine "
+                    "comes from node.address or node.interface"
+                ) from None
         leave_note(self.home.folder, me, secret)
         return neighbours
 
@@ -422,44 +378,8 @@ class Daemon(Resident):
             self.log.info("neighbour.suspected", neighbour=event.node)
         elif isinstance(event, Cleared):
             self.log.info("neighbour.cleared", neighbour=event.node)
-        if self.node is not None:
-            self.node.post(event)
-
-    def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool, met: int) -> Node:
-        assert self.neighbours is not None
-        conf = self.tree.node
-        taken_at = round(time.time(), 1) if self._after else 0.0
-        card = Record(
-            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at, taken=self._after,
-            since=life.since,
-        )  # fmt: skip
-        state = State(settings=self.settings, me=me, card=card, met=met)
-        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
-        lease = (
-            Lease(id=life.lease, ttl_s=self.settings.membership.lease_ttl_s, sent=0.0)
-            if adopted and life.lease
-            else None
-        )
-        hands = (self.crew.perform, self.inquiry.perform, self._probe)
-        node = Node(state, store, hands, log=self.log, trace=trace, lease=lease)
-        node.loop.decided = self._decided
-        node.took = lambda action, seconds: self.metrics.store_s.labels(action=action).observe(seconds)
-        self.node = node
-        node.office.lasting = self._lasting
-        self.crew.me = me
-        self.crew.post = node.post
-        self.crew.broken = self.neighbours.doubt
-        self.crew.reported = self.inquiry.heard
-        self.inquiry.desk.post = node.post
-        node.sight.met = self._meets
-        node.sight.asked = self._asked_where
-        self.inquiry.desk.state = lambda: node.loop.state
-        self.inquiry.incidents.kept = self._tell_incident
-        neighbours = self.neighbours
-        self.inquiry.ways.latency = lambda: neighbours.latency
-        self.crew.repeat()
-        self.inquiry.heard(self.crew.report)
-        return node
+        if self._joined is not None:
+            self._joined.node.post(event)
 
     async def _serve_page(self, stack: AsyncExitStack) -> None:
         if self.tree.web.port:  # else it need not even be imported
@@ -470,29 +390,31 @@ class Daemon(Resident):
     # ---- the middle
 
     async def _until_the_end(
-        self, node: Node, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
+        self, joined: Joined, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
     ) -> int:
         """Run the node until it leaves, or until a signal ends this daemon."""
 
         async def ends(why: str) -> None:
             await self._quit(why)
-            await self._part(vault, told=told.done())
+            vault.cancel()
+            await asyncio.gather(vault, return_exceptions=True)
+            await joined.part(self.tree.vault.linger_s, ends=self.foreground, told=told.done())
 
-        running = asyncio.create_task(node.run(), name="node")
-        rivalled = asyncio.create_task(self._rivalled.wait(), name="namesake")
+        running = asyncio.create_task(joined.node.run(), name="node")
+        rivalled = asyncio.create_task(joined.rivalled.wait(), name="namesake")
         some: set[asyncio.Future[Any]] = {running, told, crew, rivalled}
         await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
         rivalled.cancel()
-        if self._rival and not running.done():
+        if joined.rival and not running.done():
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            return await self._give_way(self._rival)
+            return await self._give_way(joined.rival)
         if told.done() and not running.done() and self.keep and await asyncio.to_thread(self.notify.for_good):
             self.keep = False
         if told.done() and not running.done() and not self.keep:
             self.notify.stopping("draining", self.settings.recovery.drain_s + 2 * QUIT_S)
-            node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
-            await self._drained(node, running)
+            joined.node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
+            await joined.drained(running, lambda: self._orphaned)
         if running.done():
             left = running.result()
             return await self._stop(left.code, left.reason, ends, kept=False)
@@ -502,16 +424,6 @@ class Daemon(Resident):
         reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
         # No time of its own: to hand over takes none, and for a drain that came to nothing systemd has been told.
         return await self._stop(code, reason, ends, kept=self.keep, status="handing over", within_s=0.0)
-
-    async def _drained(self, node: Node, running: asyncio.Task[Any]) -> None:
-        """Until this node has left, or its time is up. A run that was killed has taken its etcd along: then nobody hears that
-        this node leaves.
-        """
-        deadline = time.monotonic() + self.settings.recovery.drain_s
-        while not running.done() and (left_s := deadline - time.monotonic()) > 0:
-            await asyncio.wait({running}, timeout=min(left_s, AGAIN_S))
-            if self._orphaned and not lease_held(node.loop.state, time.monotonic()):
-                return
 
     @property
     def _orphaned(self) -> bool:
@@ -550,19 +462,16 @@ class Daemon(Resident):
         self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
         if not kept:
             await ends(reason)
-        if code != FAILED and self._life:
+        if code != FAILED and self._joined:
             with suppress(OSError):  # then the next one says that this one died
-                self.home.save(replace(self._life, parted=True))
-        if not kept and not self._others():
+                self.home.save(replace(self._joined.life, parted=True))
+        if not kept and not self._elsewhere:
             await self._stop_store()
         return code
 
-    def _others(self) -> bool:
-        """Does the job go on without this node? Then its embedded etcd does, too: found by who drained the node that had it."""
-        plan = self.node.loop.state.view.plan if self.node is not None else None
-        if plan is None or plan.phase is Phase.STOP:
-            return False
-        return any(seat.member.node != self.name for seat in plan.ring)
+    @property
+    def _elsewhere(self) -> bool:
+        return self._joined is not None and self._joined.elsewhere
 
     async def _quit(self, reason: str) -> None:
         """The agent ends, and all that is below it."""
@@ -570,7 +479,7 @@ class Daemon(Resident):
 
     def _left(self) -> str:
         """What goes on without this daemon, until another one or a person comes."""
-        etcd = self.etcd.running() if self.etcd and not self._others() else None
+        etcd = self.etcd.running() if self.etcd and not self._elsewhere else None
         found = {"agent": self.crew.pid, "vault": self.vault.process.pid, "etcd": etcd.pid if etcd else 0}
         living = {name: pid for name, pid in found.items() if pid}
         if not living:
@@ -578,25 +487,9 @@ class Daemon(Resident):
         said, pids = " and ".join(f"{name} {pid}" for name, pid in living.items()), " ".join(map(str, living.values()))
         return f"{said}: the next daemon of this node adopts them; without one, kill {pids} ends them"
 
-    async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
-        """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""
-        assert self.node is not None
-        visits.cancel()
-        await asyncio.gather(visits, return_exceptions=True)
-        state = self.node.loop.state
-        plan = state.view.plan
-        # After a crash loop somebody mends the program and starts it again: the newest steps are in the vaults alone.
-        over = plan is not None and plan.phase is Phase.STOP and plan.exit_code != Outcome.CRASH_LOOP.value
-        over = over and not unsaved(state, time.monotonic())
-        alone = plan is not None and all(seat.member.node == self.name for seat in plan.ring)
-        if over or (told and (self.foreground or alone)):
-            await self.vault.end()
-        else:
-            await self.vault.leave(self.tree.vault.linger_s)
-
     def reload(self) -> None:
         """SIGHUP: take up what may change while the daemon runs; say what may not."""
-        if self.node is None:
+        if self._joined is None:
             self.log.info(
                 "reload.refused", reason="it has not begun yet: what is read now may be old by then; ask again"
             )
@@ -621,7 +514,7 @@ class Daemon(Resident):
             self.tree = mixed
             self.settings = to_core(self.tree)
             self.inquiry.desk.tree = self.tree
-            self.node.post(Configured(now=time.monotonic(), settings=self.settings))
+            self._joined.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",
             changed=[f"{change.key}: {change.old} -> {change.new}" for change in live],
@@ -629,161 +522,33 @@ class Daemon(Resident):
         )
         self.notify.ready("configuration reloaded")
 
-    def _decided(self, event: Event, decision: Decision) -> None:
-        """After every step of the core: who our neighbours are, what outlives us, what the metrics say."""
-        assert self.node is not None
-        assert self.neighbours is not None
-        view, now = decision.state.view, time.monotonic()
-        before, was = self._plan, self._stages
-        self._stages, done = self._stages.after(
-            event, view.plan, decision.state.me,
-            paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now, before), means=self.settings.means,
-        )  # fmt: skip
-        if done is not None:
-            self.measures.recovered(done)
-            self._done = done
-            if decision.state.lead is not None:
-                now_s = time.time()
-                self._change_past(lambda past: past.over(done, was.plan, now_s))
-        self.inquiry.decided(event, decision.state, done)
-        if view.plan is not self._plan:
-            self._met = view.generation if self._plan is None else self._met
-            self._plan = view.plan
-            self.neighbours.follow(view.plan)
-            began = now if was.sign_at is None else was.sign_at - was.detect_s
-            at, paused = time.time() - (now - began), view.intent is Intent.PAUSE
-            told = lasting(before, view.plan, was, at=at, paused=paused) if view.plan else ()
-            if told and decision.state.lead is not None:
-                self._change_past(lambda past: reduce(Past.after, told, past))
-        if trains_on(decision.state):
-            self._trained_on = view.generation
-        elif view.plan is not self._ring_plan:
-            self._ring_plan = view.plan
-            self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
-            if self._trained_on == view.generation:
-                self.neighbours.doubt()  # it has parted to grow, or because somebody died
-        if isinstance(event, Seen) and somebody_left(view) and view.generation != self._doubted:
-            self._doubted = view.generation
-            self.neighbours.doubt()  # our own workers may not have noticed yet
-        if view.commit is not self._commit:
-            self._commit = view.commit
-            self._tell_commit(view.commit)
-        if isinstance(event, Found):
-            self.metrics.timeouts.inc(sum(fact.kind is Kind.WATCHDOG_TIMEOUT for fact in event.evidence))
-        leads, self._leads = self._leads, decision.state.lead is not None
-        if self._leads and not leads:
-            # Who led before may have left before he told it.
-            self.inquiry.desk.spawn(
-                self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past"
-            )
-        self._call_roll(view)
-        self._remember()
-        self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
-
-    def _stepped(self, line: Line) -> None:
-        """A worker's steps, as they are written down."""
-        self._flow = self._flow.after(line.generation, time.monotonic())
-        if self.tree.telemetry.metrics_port:
-            self.measures.count(line)
-
-    def _call_roll(self, view: View) -> None:
-        """Who is missing, those who ask for the status shall read, also when the leader is another one."""
-        assert self.node is not None
-        if not self._leads:
-            self._roster.forget()
-        elif (moves := self._roster.look(view)) is not None:
-            now = time.time()
-            self._change_past(lambda past: past.moved(moves, now))
-
-    def _change_past(self, of: Callable[[Past], Past]) -> None:
-        """Of the job, for those who ask for the status."""
-        assert self.node is not None
-        self.inquiry.desk.spawn(self._scribe.change(self.node.store, time.time(), of), "past")
-
-    def _tell_incident(self, told: "Incident", broke: int, generation: int) -> None:
-        """An incident was written, of the gang `broke`, which led to a generation. What the leader tells of it, those who ask
-        for the status shall read.
-        """
-        if generation > self._told_of:  # an incident that is told anew has lost nothing more
-            self._told_of = generation
-            self.metrics.lost.inc(told.steps or 0)
-        done = self._done if self._done and self._done.generation == generation else None
-        at = datetime.fromisoformat(told.began).timestamp()
-        self._broken_last = broken = replace(
-            Broken.of(told.verdict, at=at, generation=generation, broke=broke),
-            seconds=told.seconds, steps=told.steps, rung=done.rung if done else "",
-        )  # fmt: skip
-        if self.node is None:
-            return
-        if self._leads:
-            self.inquiry.desk.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
-        elif (done and done.silence) or self.name in deputies(self.node.loop.state):
-            # A leader that the fault has cost its seat hears of no recovery; another knows less of what it cost.
-            late = self._scribe.write(self.node.store, time.time(), broken, anew=False, after_s=LATE_S)
-            self.inquiry.desk.spawn(late, "past")
-
-    def _tell_commit(self, commit: Commit | None) -> None:
-        if commit is not None:
-            self.log.info(
-                "checkpoint.committed", step=commit.step, generation=commit.generation, manifest=commit.manifest
-            )
-        self.crew.inform(commit)
-
-    def _remember(self) -> None:
-        """Keep what the next daemon needs, when it changes."""
-        assert self.node is not None
-        lease, report = self.node.office.lease, self.crew.report
-        life = Life(
-            node=self.name,
-            incarnation=self.node.loop.state.me.incarnation,
-            lease=lease.id if lease else 0,
-            agent_pid=report.pid if report else 0,
-            agent_started=report.started if report else 0,
-            beat=self.neighbours.address if self.neighbours else "",
-            boot=self._boot,
-            since=self.node.loop.state.card.since,
-        )
-        if life == self._life:
-            return
-        try:
-            self.home.save(life)
-        except OSError as error:  # a full disk; it is tried again at the next step of the core
-            if not self._unkept:
-                self.log.info("incarnation.unsaved", error=str(error))
-            self._unkept = True
-        else:
-            self._life, self._unkept = life, False
-
     # ---- what operators ask
 
     @property
     def seen(self) -> tuple[Store, View, str]:
         """As Resident's."""
-        assert self.node is not None
-        return self.node.store, self.node.sight.view, self.node.loop.state.reason
+        node = self.joined.node
+        return node.store, node.sight.view, node.loop.state.reason
 
     @property
     def planned_s(self) -> float | None:
         """As Resident's."""
-        assert self.node is not None
-        state = self.node.loop.state
-        return time.monotonic() - state.adopted if state.view.generation not in {state.met, self._met} else None
+        state = self.joined.state
+        return time.monotonic() - state.adopted if state.view.generation not in {state.met, self.joined.met} else None
 
     @property
     def own(self) -> Record | None:
         """As Resident's."""
-        assert self.node is not None
-        return told_now(self.node.loop.state, time.monotonic())
+        return told_now(self.joined.state, time.monotonic())
 
     def _drain(self) -> None:
-        assert self.node is not None
-        self.node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN, node=self.name))
+        self.joined.node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN, node=self.name))
 
     async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
         report = self.crew.report
         match verb:
             case "diagnose":
-                return await self._diagnose()
+                return await self.joined.diagnose(self._ask_s)
             case "crew":
                 return (
                     {"spares": report.spares, "problem": report.problem}
@@ -795,53 +560,6 @@ class Daemon(Resident):
                 return [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in seated]
             case _:
                 return await super()._answer(verb, question, asker)
-
-    async def _diagnose(self) -> dict[str, Any]:
-        """Where all workers of the job are; if the store is silent, those of this node."""
-        assert self.node is not None
-        state = self.node.loop.state
-        seats = state.view.plan.seats if state.view.plan else ()
-        nodes = {seat.member.node for seat in seats} or {self.name}
-        try:
-            answers = await asking.ask(self.node.store, nodes, self._ask_s)
-        except (StoreError, TimeoutError):
-            answers = {self.name: await self._where(0)}
-        return asking.told(self.node.loop.state, answers, nodes - answers.keys())
-
-    async def _where(self, to: int) -> Where:
-        assert self.node is not None
-        me, within_s = self.node.loop.state.me, self.tree.timeouts.dump_s
-        return await asking.look(self.crew.report, witness.folder_of(self.home.folder), me, to, within_s)
-
-    def _asked_where(self, to: int) -> None:
-        """Somebody wants to know where all workers are."""
-        self.inquiry.desk.spawn(self._say_where(to), "where")
-
-    async def _say_where(self, to: int) -> None:
-        assert self.node is not None
-        said, lease = await self._where(to), self.node.office.lease
-        if lease is None:
-            return  # without one the answer would outlive this node
-        try:
-            await asking.answer(self.node.store, said, lease.id)
-        except StoreError as error:
-            self.log.info("store.failed", action="answer", error=str(error))
-
-    async def _probe(self, action: Action) -> bool:
-        """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
-        if not isinstance(action, Probe | Try):
-            return False
-        assert self.node is not None
-        assert self.neighbours is not None
-        unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
-        if isinstance(action, Try):
-            doors = {node: door for node, door in action.doors.items() if node not in unreachable}
-            unreachable += await links.closed(doors, within_s=1.0)
-            reached = tuple(sorted(action.targets.keys() - set(unreachable)))
-            self.node.post(Tried(now=time.monotonic(), found=action.found, reached=reached, unreachable=unreachable))
-            return True
-        self.inquiry.ways.answer(action, unreachable)
-        return True
 
 
 def numbers_of(host: str) -> set[str]:

@@ -13,7 +13,7 @@ from elasticrl.config.cluster import Telemetry
 from elasticrl.contract.model import Rung, Work
 from elasticrl.core.node.state import State
 from elasticrl.daemon.steps import Line, count
-from elasticrl.status.recovery import Done, Goodput
+from elasticrl.status.recovery import Done, Goodput, kind_of
 
 if TYPE_CHECKING:
     from elasticrl.telemetry.metrics import Metrics
@@ -49,6 +49,14 @@ class Measures:
                 return
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
+
+    def exited(self, cause: str) -> None:
+        """A worker ended that should not have."""
+        self.metrics.exits.labels(cause=kind_of(cause)).inc()
+
+    def stalled(self, phase: str) -> None:
+        """A worker makes no progress in that phase."""
+        self.metrics.stalls.labels(phase=phase).inc()
 
     def recovered(self, done: Done) -> None:
         """A recovery is over: one line, and the metrics."""

@@ -26,10 +26,11 @@ from elasticrl.core.node.state import State
 from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream, pack
 from elasticrl.daemon.history import History
+from elasticrl.daemon.life import Life
 from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
-from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
 from elasticrl.status.past import Missing, Past
 from elasticrl.status.picture import Picture
@@ -57,9 +58,10 @@ class Reached:
             Tree.model_validate(plain), log=set_up(pretty=False, tap=self.history), history=self.history
         )
         me = Member(node="n0", incarnation=1)
-        self.daemon.node = self.node = Node(
-            State(settings=Settings(job="j"), me=me, card=Record(member=me)), store, (), log=self.daemon.log
-        )
+        state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
+        neighbours = Neighbours(me, b"s" * 32, state.settings.membership, post=lambda _: None, refused=lambda *_: None)
+        joined = self.daemon._join(state, store, neighbours, Life(node="n0", incarnation=1))
+        self.node = joined.node
         self.path = self.daemon.home.control
 
     async def ask(self, verb: str, **fields: Any) -> Any:

@@ -35,10 +35,11 @@ from elasticrl.core.node.state import State
 from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
+from elasticrl.daemon.life import Life
 from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.vault import Options, Vault, once
 from elasticrl.shell import keys
-from elasticrl.shell.node import Node
 from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import RECORD, Embedded
 from elasticrl.store.memory import MemoryStore
@@ -285,8 +286,6 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         def fails(_: object) -> None:
             raise RuntimeError("a bug in what hears the agent")
 
-        daemon.crew.reported = fails
-
         async def report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(wire.encode(wire.Report(pid=os.getpid(), started=1)))
             await reader.read()
@@ -300,11 +299,15 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         me = Member(node="n0", incarnation=1)
         async with agent, MemoryStore(namespace=keys.namespace("j")) as store:
             state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
-            daemon.node = Node(state, store, (), log=said)
+            neighbours = Neighbours(
+                me, b"s" * 32, state.settings.membership, post=lambda _: None, refused=lambda *_: None
+            )
+            joined = daemon._join(state, store, neighbours, Life(node="n0", incarnation=1))
+            daemon.crew.reported = fails
             vaults = background(asyncio.sleep(60), "vault", said)
             async with background(daemon.crew.run(), "crew", said) as crew, vaults as vault:
                 told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-                code = await asyncio.wait_for(daemon._until_the_end(daemon.node, told, crew, vault), 20.0)
+                code = await asyncio.wait_for(daemon._until_the_end(joined, told, crew, vault), 20.0)
             await parted.wait()
         (bug,) = heard(said, "bug")
         assert "what hears the agent" in str(bug["exc_info"])

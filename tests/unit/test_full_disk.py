@@ -21,7 +21,9 @@ from elasticrl.contract.settings import Membership, Settings
 from elasticrl.core.node.state import State
 from elasticrl.core.step import step
 from elasticrl.daemon.history import History
+from elasticrl.daemon.life import Life
 from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import AGAIN_S, Trace, replay
@@ -228,14 +230,15 @@ def test_a_life_that_cannot_be_written_down_is_said_once_and_tried_again(tmp_pat
     daemon = Daemon(
         Tree.model_validate({**plain, "checkpoint": {"dir": str(tmp_path / "saves")}}), log=said, history=History()
     )
-    daemon.node = Node(state(), MemoryStore(), (), log=said)
+    neighbours = Neighbours(ME, b"s" * 32, state().settings.membership, post=lambda _: None, refused=lambda *_: None)
+    joined = daemon._join(state(), MemoryStore(), neighbours, Life(node=ME.node, incarnation=ME.incarnation, lease=7))
     fresh = daemon.home.folder / ".life.json.new"
     fresh.mkdir()  # as good as a full disk: nothing can be written there
-    daemon._remember()
-    daemon._remember()
+    joined.remember()
+    joined.remember()
     assert [call.args[0] for call in said.calls] == ["incarnation.unsaved"]
     fresh.rmdir()
-    daemon._remember()
+    joined.remember()
     life = daemon.home.load()
     assert life is not None
     assert life.member == ME

@@ -52,8 +52,8 @@ class Reloaded:
         self.daemon = Daemon(
             load(self.file, (), {}), log=self.said, history=History(), reload=lambda: load(self.file, (), {})
         )
-        node: Any = SimpleNamespace(post=self.posted.append)
-        self.daemon.node = node
+        joined: Any = SimpleNamespace(node=SimpleNamespace(post=self.posted.append))
+        self.daemon._joined = joined
 
     def write(self, more: str = "") -> None:
         self.file.write_text(self.base + more)
