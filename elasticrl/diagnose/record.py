@@ -1,0 +1,186 @@
+"""What one record of a log proves: torch's own accounts of a collective, the table of `texts`, and exceptions that no row of it
+explains. Pure.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
+
+_WORK = re.compile(r"WorkNCCL\(")
+_WORK_FIELDS: Final = {
+    "seq": re.compile(r"SeqNum ?= ?(\d{1,18})"),
+    "op": re.compile(r"OpType ?= ?(\w{1,40})"),
+    "numel_in": re.compile(r"NumelIn ?= ?(\d{1,18})"),
+    "numel_out": re.compile(r"NumelOut ?= ?(\d{1,18})"),
+    "timeout_ms": re.compile(r"Timeout\(ms\) ?= ?(\d{1,15})(?=\D?\)|,|$)"),
+    "elapsed_ms": re.compile(r"ran.{0,2}for.{0,2}?(\d{1,15})"),
+}
+_SHAPE = re.compile(r"TensorShape ?= ?\[([\d, ]{0,120})\]")
+_STATUS = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?).{0,3}?(?P<seq>\d{1,18})")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work.{0,3}?(-?\d{1,18})")
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work.{0,3}?(-?\d{1,18})")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?(?P<id>\d{1,9})(?: PG GUID (?P<guid>[^\s(\]]{1,60}))? ?(?:\((?P<name>[^()\]]{1,60})\))? ?Rank \d{1,6}\]"
+)
+_STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) ?seconds")
+_ABORTED = re.compile(r"communicator was aborted on rank (\d{1,6})")
+_FINGERPRINT = re.compile(r"CollectiveFingerPrint\(SequenceNumber=(?P<seq>\d{1,18}), ?OpType=(?P<op>\w{1,40})")
+
+#: c10d phrases without numbers, as (needle, kind, sign).
+_PHRASES: Final = (
+    ("Heartbeat monitor timed out", Kind.HEARTBEAT_MONITOR, Sign.WATCHDOG_STUCK),
+    ("eceived a dump signal", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("flight recorder dump signal", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("preparing to dump debug info", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("to signal dumping", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("\"should dump\" flag", Kind.TCPSTORE_ERROR, Sign.STORE_GONE),
+    ("operations have failed or timed out", Kind.TEAR_DOWN, Sign.TOLD),
+    ("To avoid data inconsistency", Kind.TEAR_DOWN, Sign.TOLD),
+    ("Terminating the process after attempting to dump", Kind.TEAR_DOWN, Sign.TOLD),
+    ("WorkNCCL::checkTimeout", Kind.WATCHDOG_ERROR, Sign.WAITED),
+    ("watchdog thread terminated with exception", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("Exception raised from ncclCommWatchdog", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("caught async NCCL error", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("timed out waiting for flight recorder", Kind.DUMP_SIGNAL, Sign.TOLD),
+)  # fmt: skip
+#: Words without which a record needs no look at the c10d expressions.
+_C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG status", "communicator was aborted",
+                "dump signal", "should dump", "failed or timed out", "data inconsistency",
+                "signal dumping", "dump debug info", "enqueued")  # fmt: skip
+
+
+def facts(text: str) -> list[tuple[int, Evidence]]:
+    """All of it, each with its place in the text."""
+    found = list(_c10d(text)) if any(word in text for word in _C10D) else []
+    found += _table(text)
+    return [*found, *_exceptions(text, known=any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found))]
+
+
+def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
+    works = [match.start() for match in _WORK.finditer(text)]
+    for start, end in zip(works, [*works[1:], len(text)], strict=False):
+        if fact := _work(text[start : min(end, start + 700)]):
+            yield start, replace(fact, group=_group(text[max(0, start - 250) : start]))
+    for match in _STATUS.finditer(text):
+        tail = text[match.start() : match.start() + 400]
+        yield match.start(), _status(tail, int(match["seq"]), text[max(0, match.start() - 250) : match.start()])
+    for match in _STUCK.finditer(text):
+        group = _group(text[max(0, match.start() - 250) : match.start()])
+        stuck = int(match["seconds"]) * 1000
+        yield (
+            match.start(),
+            Evidence(kind=Kind.HEARTBEAT_MONITOR, sign=Sign.WATCHDOG_STUCK, elapsed_ms=stuck, group=group),
+        )
+    for match in _ABORTED.finditer(text):
+        yield (
+            match.start(),
+            Evidence(kind=Kind.WATCHDOG_ERROR, sign=Sign.TOLD, rank=int(match[1]), detail="communicator aborted"),
+        )
+    for needle, kind, sign in _PHRASES:
+        at = text.find(needle)
+        if at < 0:
+            continue
+        fact = Evidence(kind=kind, sign=sign, group=_group(text[max(0, at - 250) : at]))
+        if kind is Kind.DUMP_SIGNAL:
+            fact = replace(
+                fact, last_enqueued=_number(_ENQUEUED, text[at:]), last_completed=_number(_COMPLETED, text[at:])
+            )
+        yield at, fact
+
+
+def _work(text: str) -> Evidence | None:
+    """WorkNCCL(...) and what follows it. Fields are looked for one by one: interleaved lines lose some, not all."""
+    values = {name: match[1] for name, expression in _WORK_FIELDS.items() if (match := expression.search(text))}
+    if "op" not in values and "seq" not in values:
+        return None
+    numbers = {name: int(value) for name, value in values.items() if name != "op"}
+    if "numel_in" not in numbers and (shape := _SHAPE.search(text)):
+        numbers["numel_in"] = _product(shape[1])
+    return Evidence(
+        kind=Kind.WATCHDOG_TIMEOUT, sign=Sign.WAITED, op=values.get("op"), seq=numbers.get("seq"),
+        numel_in=numbers.get("numel_in"), numel_out=numbers.get("numel_out"), timeout_ms=numbers.get("timeout_ms"),
+        elapsed_ms=numbers.get("elapsed_ms"), detail="timed out in a collective",
+    )  # fmt: skip
+
+
+def _status(text: str, seq: int, before: str) -> Evidence:
+    return Evidence(
+        kind=Kind.WATCHDOG_STATUS, sign=Sign.WAITED, seq=seq, group=_group(before), last_enqueued=_number(_ENQUEUED, text),
+        last_completed=_number(_COMPLETED, text), detail="watchdog's status",
+    )  # fmt: skip
+
+
+def _group(before: str) -> str | None:
+    """The process group by a name that is the same on all of its ranks: the GUID, with its description if it has one."""
+    matches = list(_GROUP.finditer(before))
+    if not matches:
+        return None
+    match = matches[-1]
+    name = match["name"]
+    if name == "default_pg":
+        return name
+    unique = match["guid"] or match["id"]
+    return f"{unique}({name})" if name else unique
+
+
+def _table(text: str) -> Iterator[tuple[int, Evidence]]:
+    seen: set[tuple[str, int]] = set()
+    for row in TEXTS:
+        if row.needle not in text:
+            continue
+        for match in row.expression.finditer(text):
+            # Glued lines: the same family counts again further on, in another message.
+            if row.family and any(family == row.family and abs(match.start() - at) < 200 for family, at in seen):
+                continue
+            seen.add((row.family, match.start()))
+            yield match.start(), _fact(row, match)
+
+
+def _fact(row: Text, match: re.Match[str]) -> Evidence:
+    named = {name: value.strip() for name, value in match.groupdict().items() if value}
+    begin = match.start()
+    while begin and match.string[begin - 1].isalpha() and match.start() - begin < 20:
+        begin -= 1  # needles begin in the middle of a word, so that its capital does not matter
+    detail = row.detail or match.string[begin : match.end()][:120].strip()
+    if code := named.get("code"):
+        detail = f"{row.detail} {code}" if row.detail else detail
+    named_ranks = [int(part) for part in re.findall(r"\d{1,6}", named.get("ranks", ""))][:64]
+    rank = int(named["rank"]) if "rank" in named else None
+    fact = Evidence(
+        kind=row.kind, sign=row.sign, rank=rank, peer=named.get("peer"), detail=detail,
+        ranks=tuple(sorted({*named_ranks, *([rank] if rank is not None and row.sign is not Sign.SETUP_WAITED else [])})),
+        elapsed_ms=int(named["seconds"]) if "seconds" in named else None,
+    )  # fmt: skip
+    if row.sign is Sign.MISMATCH and (print_ := _FINGERPRINT.search(match.string, match.start())):
+        fact = replace(fact, seq=int(print_["seq"]), op=print_["op"])
+    return fact
+
+
+def _exceptions(text: str, *, known: bool) -> Iterator[tuple[int, Evidence]]:
+    """A Python exception that no row of the table explains."""
+    if known or ("Error" not in text and "Exception" not in text):
+        return
+    for match in EXCEPTION.finditer(text):
+        name = match["name"].rsplit(".", 1)[-1]
+        if name in SECOND_HAND or "terminate called" in text:
+            continue
+        sign = Sign.PROGRAM if name in PROGRAMS_OWN else Sign.RAISED
+        said = f"{name}: {match['said']}" if match["said"] else name
+        yield match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=said[:160])
+        return
+
+
+def _number(expression: re.Pattern[str], text: str) -> int | None:
+    match = expression.search(text)
+    return int(match[1]) if match else None
+
+
+def _product(shape: str) -> int:
+    product = 1
+    for size in re.findall(r"\d{1,12}", shape)[:8]:
+        product *= int(size)
+    return product
