@@ -14,7 +14,7 @@ from typing import Any, Final
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import JOIN
-from elasticrl.diagnose import health
+from elasticrl.diagnose import health, proc
 from elasticrl.diagnose.kernel_log import Ring, killed_pid
 
 # Signals that a program brings upon itself. All others come from somebody else.
@@ -150,7 +150,7 @@ class Memory:
             text = self._counter.read_text(encoding="utf-8") if self._counter else ""
         except OSError:
             return 0
-        return health.flat(text).get("oom_kill", 0)
+        return proc.flat(text).get("oom_kill", 0)
 
     def _read_log(self) -> None:
         for record in self._log.records() if self._log else ():

@@ -67,7 +67,16 @@ class Inquiry:
 
     def prepare(self, env: Mapping[str, str]) -> None:
         """Import what the rest of this needs, so that no fault has to wait for it; and look at the environment of workers."""
-        from elasticrl.diagnose import amd, fabric, health, incident, kernel_log, stalled, transport  # noqa: F401 - see above
+        from elasticrl.diagnose import (  # noqa: F401 - see above
+            amd,
+            fabric,
+            health,
+            incident,
+            kernel_log,
+            nvidia,
+            stalled,
+            transport,
+        )
 
         self.lint(env)
 

@@ -61,7 +61,7 @@ class Machine:
 
     async def ask_all(self) -> None:
         """Disks and cards that are due, each by itself: where a server or a driver hangs so does what asks it."""
-        from elasticrl.diagnose import amd, fabric, health
+        from elasticrl.diagnose import amd, fabric, health, nvidia
 
         root = self._desk.place.root
 
@@ -70,7 +70,7 @@ class Machine:
 
         await asyncio.gather(
             *(self._ask(name, 0.0, partial(disk, name, path)) for name, path in self._desk.place.disks.items()),
-            self._ask("NVML", 0.0, lambda: health.gpus(root)[0]),
+            self._ask("NVML", 0.0, lambda: nvidia.gpus(root)[0]),
             self._ask("amd-smi", CARDS_S, lambda: amd.gpus(root)[0]),
             self._ask("bus", CARDS_S, lambda: tuple(fabric.gone(root))),
         )
@@ -91,7 +91,7 @@ class Machine:
 
     def _say_unseen(self, whom: str, found: "tuple[health.Check, ...]") -> None:
         """Once, and again where it is something else: cards that cannot be asked look like cards that are well."""
-        from elasticrl.diagnose.health import WHY_UNSEEN
+        from elasticrl.diagnose.nvidia import WHY_UNSEEN
 
         said = "; ".join(f"{check.value}. {check.remedy}" for check in found if check.why.startswith(WHY_UNSEEN))
         if said and said != self._unseen.get(whom):

@@ -61,7 +61,7 @@ class Desk:
     @property
     def on_gpus(self) -> bool:
         """NCCL is what carries this job, or would be."""
-        from elasticrl.diagnose.health import NVIDIA
+        from elasticrl.diagnose.nvidia import NVIDIA
 
         wanted, device = self.tree.comm.backend, self.tree.node.device
         there = device == "cuda" or (device == "auto" and (self.place.root / NVIDIA).exists())

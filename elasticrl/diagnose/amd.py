@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from elasticrl.base.parsed import parsed
 from elasticrl.contract.evidence import Kind, Sign
-from elasticrl.diagnose import health
+from elasticrl.diagnose import nvidia
 from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 
 PROGRAM: Final = "amd-smi"
@@ -44,7 +44,7 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
     path = shutil.which(program)
     if path is None:
         check = Check(
-            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why=health.WHY_UNSEEN,
+            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why=nvidia.WHY_UNSEEN,
             remedy="Install amd-smi-lib (it is part of ROCm), or add /opt/rocm/bin to PATH.",
         )  # fmt: skip
         return (check,), ""
@@ -53,7 +53,7 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
     if problem:
         check = Check(
             name="gpu", level=WARN, value=f"amd-smi metric: {problem}",
-            why=f"{health.WHY_UNSEEN} A driver that hangs, or has lost a GPU, lets nobody look.",
+            why=f"{nvidia.WHY_UNSEEN} A driver that hangs, or has lost a GPU, lets nobody look.",
             remedy="See the kernel log for amdgpu's lines; the job's user must be in the groups render and video.",
         )  # fmt: skip
         return (check,), ""
@@ -121,7 +121,7 @@ def of(number: int, card: Card, pages: Mapping[int, Card], running: Mapping[int,
     wrong = number_of(_section(card, "ecc").get("total_uncorrectable_count"))
     if wrong is not None:
         yield Check(
-            name=f"gpu.{number}.ecc", level=FAIL if wrong else OK, value=f"{wrong:.0f} uncorrected errors", why=health.WHY_ECC,
+            name=f"gpu.{number}.ecc", level=FAIL if wrong else OK, value=f"{wrong:.0f} uncorrected errors", why=nvidia.WHY_ECC,
             remedy="Drain the node, reset the GPU (amd-smi reset -G), replace it if it comes again." if wrong else "",
             sign=Sign.GPU_BROKEN, kind=Kind.CUDA_ERROR,
         )  # fmt: skip
@@ -141,7 +141,7 @@ def _pages(number: int, card: Card) -> Iterator[Check]:
         f"{retired} retired{f', {pending} pending' * bool(pending)}{f', {stuck} that cannot be retired' * bool(stuck)}"
     )
     yield Check(
-        name=f"gpu.{number}.pages", level=FAIL if stuck else WARN if pending else OK, value=said, why=health.WHY_ECC,
+        name=f"gpu.{number}.pages", level=FAIL if stuck else WARN if pending else OK, value=said, why=nvidia.WHY_ECC,
         remedy="Reset the GPU (pending) or replace it (pages that cannot be retired)." if stuck or pending else "",
         sign=Sign.GPU_BROKEN if stuck else None, kind=Kind.CUDA_ERROR,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def _clocks(number: int, card: Card) -> Iterator[Check]:
     said = ", ".join(words for name, words in THROTTLED.items() if told.get(name) == "ACTIVE")
     said = said or ("throttled" if not told and old == "THROTTLED" else "")
     yield Check(
-        name=f"gpu.{number}.clocks", level=WARN if said else OK, value=said or "not throttled", why=health.WHY_CLOCKS,
+        name=f"gpu.{number}.clocks", level=WARN if said else OK, value=said or "not throttled", why=nvidia.WHY_CLOCKS,
         remedy="Look at cooling and power (amd-smi metric -t -p)." if said else "",
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _memory(number: int, memory: Card, running: Card | None) -> Iterator[Check]:
     left = busy == 0 and used > GIB
     yield Check(
         name=f"gpu.{number}.memory", level=WARN if left else OK,
-        value=f"{gib(used)} of {gib(total)} used" + ("" if busy is None else f" by {busy} processes"), why=health.WHY_MEMORY,
+        value=f"{gib(used)} of {gib(total)} used" + ("" if busy is None else f" by {busy} processes"), why=nvidia.WHY_MEMORY,
         remedy="Find the leftover (fuser -v /dev/kfd /dev/dri/render*), or reset the GPU." if left else "",
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from elasticrl.contract import versions as versions_of
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.pairs import SILENT, Result, findings
 from elasticrl.core.judge import matrix
-from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
+from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, nvidia, proc, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.diagnose.job_store import embedded, store_settings
 from elasticrl.diagnose.program import absent
@@ -244,7 +244,7 @@ def checkpoints(tree: Tree) -> Iterator[Check]:
         there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
     except OSError:  # a stale mount, which is told of below
         there = Path("/")
-    mount = health.mount_of(_read("/proc/self/mountinfo"), str(there.resolve()))
+    mount = proc.mount_of(_read("/proc/self/mountinfo"), str(there.resolve()))
     if mount is not None:
         yield _filesystem(tree, mount)
     yield from health.disk(folder, "checkpoint", need=_needed(tree, folder))
@@ -253,7 +253,7 @@ def checkpoints(tree: Tree) -> Iterator[Check]:
         yield _speed(there)
 
 
-def _filesystem(tree: Tree, mount: health.Mount) -> Check:
+def _filesystem(tree: Tree, mount: proc.Mount) -> Check:
     why = "A rename that is not atomic, or a write that is not safe after fsync, leaves torn checkpoints."
     remedy = ""
     if mount.kind in health.IN_MEMORY:
@@ -544,8 +544,8 @@ async def examine(
     time.sleep(max(0.0, before.at + LOOK_S - time.monotonic()))  # counters need two looks  # noqa: ASYNC251 - nobody else waits
     checks += health.gained(before, health.counters(time.monotonic()))
     if tree is not None:
-        checks += shared(tree, workers(tree, env), health.cards())
-    cards, none = health.gpus()
+        checks += shared(tree, workers(tree, env), nvidia.cards())
+    cards, none = nvidia.gpus()
     theirs, neither = await asyncio.to_thread(amd.gpus)
     checks += (*cards, *theirs) or (Check(name="gpu", level=SKIP, value=f"{none}; {neither}"),)
     checks += [*fabric.gone(), *fabric.links(), *fabric.acs(), *fabric.gids(workers(tree, env))]

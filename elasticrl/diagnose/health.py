@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.diagnose.logs import Parser
+from elasticrl.diagnose.proc import chosen, cpu_times, flat, meminfo, mount_of, pressure, snmp
 
 ROOT: Final = Path("/")
 GIB: Final = 1 << 30
@@ -68,102 +69,6 @@ def evidence(checks: Iterable[Check], *, node: str | None = None) -> tuple[Evide
         for check in checks
         if check.sign is not None and check.level is FAIL
     )
-
-
-# Texts of /proc and /sys.
-
-
-def pressure(text: str) -> dict[str, float]:
-    r"""Shares of the last 10 s in which tasks waited, in percent.
-
-    >>> pressure("some avg10=1.50 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=3")
-    {'some': 1.5, 'full': 0.25}
-    """
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(" ")
-        value = next((word[6:] for word in rest.split() if word.startswith("avg10=")), None)
-        if value is not None:
-            found[name] = float(value)
-    return found
-
-
-def meminfo(text: str) -> dict[str, int]:
-    """Bytes by name."""
-    rows = (line.replace(":", " ").split() for line in text.splitlines())
-    return {
-        row[0]: int(row[1]) * (1024 if row[2:] == ["kB"] else 1) for row in rows if len(row) > 1 and row[1].isdigit()
-    }
-
-
-def flat(text: str) -> dict[str, int]:
-    """Lines of `name number`: memory.events, memory.oom_control, memory.stat."""
-    rows = (line.split() for line in text.splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    """Where a path lies.
-
-    Example: Mount(point="/data", kind="nfs4", options=frozenset({"rw", "hard"}))
-    """
-
-    point: str
-    kind: str
-    options: frozenset[str] = frozenset()
-
-
-def mount_of(text: str, path: str) -> Mount | None:
-    """The mount that holds a path, from /proc/self/mountinfo: the last one at the longest point above it."""
-    best: Mount | None = None
-    for line in text.splitlines():
-        left, dash, right = line.partition(" - ")
-        row, tail = left.split(" "), right.split(" ")
-        if not dash or len(row) < 6 or len(tail) < 3:
-            continue
-        point = row[4].encode().decode("unicode_escape") if "\\" in row[4] else row[4]
-        above = path == point or path.startswith(point.rstrip("/") + "/")
-        if above and (best is None or len(point) >= len(best.point)):
-            best = Mount(point=point, kind=tail[0], options=frozenset(row[5].split(",") + tail[2].split(",")))
-    return best
-
-
-def chosen(text: str) -> str:
-    """The word in brackets.
-
-    >>> chosen("always [madvise] never")
-    'madvise'
-    """
-    return text.partition("[")[2].partition("]")[0]
-
-
-def snmp(text: str) -> dict[str, int]:
-    """`Tcp.RetransSegs` and the like, from /proc/net/snmp or netstat: pairs of lines, names and numbers."""
-    lines = text.splitlines()
-    found: dict[str, int] = {}
-    for names, numbers in zip(lines[::2], lines[1::2], strict=False):
-        family, _, rest = names.partition(":")
-        values = numbers.partition(":")[2].split()
-        found |= {
-            f"{family}.{n}": int(v) for n, v in zip(rest.split(), values, strict=False) if v.lstrip("-").isdigit()
-        }
-    return found
-
-
-def cpu_times(text: str) -> dict[str, int]:
-    """Ticks of all CPUs together, from /proc/stat."""
-    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-    row = next((line.split()[1:] for line in text.splitlines() if line.startswith("cpu ")), [])
-    return dict(zip(names, map(int, row), strict=False))
-
-
-def offset_s(asked: float, theirs: float, answered: float) -> float:
-    """How far another clock is ahead of ours, as NTP reckons: its answer was half-way between question and answer."""
-    return theirs - (asked + answered) / 2
-
-
-# Looks at the machine.
 
 
 def _text(root: Path, path: str) -> str | None:
@@ -582,6 +487,11 @@ def interfaces(root: Path = ROOT) -> dict[str, str]:
     return {nic: (_text(root, f"sys/class/net/{nic}/operstate") or "unknown").strip() for nic in nics}
 
 
+def offset_s(asked: float, theirs: float, answered: float) -> float:
+    """How far another clock is ahead of ours, as NTP reckons: its answer was half-way between question and answer."""
+    return theirs - (asked + answered) / 2
+
+
 def clock(offset: float | None, of: str = "") -> Check:
     """How far another node's clock is from ours; see `offset_s`."""
     why = "Logs of several nodes are read side by side, and certificates have dates. Decisions do not depend on it."
@@ -608,111 +518,6 @@ def kernel(text: str, source: str) -> tuple[Check, tuple[Evidence, ...]]:
         value=f"{len(facts)} messages of trouble since boot, the newest: {newest}" if facts else "nothing of trouble",
         remedy="Take the node out and run the vendor's diagnostics." if broken else "Read it: dmesg -T." if facts else "",
     ), facts  # fmt: skip
-
-
-NVIDIA: Final = "proc/driver/nvidia/version"  # where there is a driver there are GPUs
-#: Why what a GPU says of itself matters, whoever made it.
-WHY_UNSEEN: Final = "GPU health cannot be looked at."
-WHY_ECC: Final = "An uncorrected error has changed data; the run's numbers cannot be trusted."
-WHY_CLOCKS: Final = "A throttled GPU is the straggler that all others wait for."
-WHY_MEMORY: Final = "Memory that a dead process holds is missing at the next start."
-
-
-def _unseen(value: str, remedy: str) -> Check:
-    return Check(name="gpu", level=WARN, value=value, why=WHY_UNSEEN, remedy=remedy)
-
-
-def cards(root: Path = ROOT) -> int:
-    """How many GPUs of NVIDIA this process may open."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in (root / "dev").glob("nvidia[0-9]*"))
-
-
-def gpus(root: Path = ROOT) -> tuple[tuple[Check, ...], str]:
-    """What NVML says of this machine's GPUs. The second is why there is nothing to say."""
-    if not (root / NVIDIA).exists():
-        return (), "no NVIDIA driver"
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:
-        return (_unseen("a driver, but no nvidia-ml-py", "pip install nvidia-ml-py, where elasticrl is."),), ""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        remedy = "See whether nvidia-smi works for this user, and whether the unit hides /dev/nvidia* (PrivateDevices)."
-        return (_unseen(f"a driver, but NVML does not start: {error}", remedy),), ""
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(check for i, handle in enumerate(handles) for check in gpu(pynvml, i, handle)), ""
-    except pynvml.NVMLError as error:
-        lost = Check(
-            name="gpu", level=FAIL, value=f"NVML: {error}", why="A GPU has fallen off the bus, or is being reset.",
-            remedy="See the kernel log for its Xid; reboot the node.", sign=Sign.GPU_BROKEN, kind=Kind.CUDA_ERROR,
-        )  # fmt: skip
-        return (lost,), ""
-    finally:
-        pynvml.nvmlShutdown()
-
-
-#: Reasons for lower clocks that mean trouble (nvml.h): hardware slowdown, thermal slowdown, power brake.
-THROTTLED: Final = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
-                    0x80: "power brake"}  # fmt: skip
-
-
-NVLINKS: Final = 18  # the most that a GPU has
-
-
-def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
-    """One GPU. What a card does not support says nothing."""
-
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, name)(*arguments)
-        except (nvml.NVMLError, AttributeError):
-            return None
-
-    ecc = ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)  # uncorrected, since the driver was loaded
-    if ecc is not None:
-        yield Check(
-            name=f"gpu.{index}.ecc", level=FAIL if ecc else OK, value=f"{ecc} uncorrected errors", why=WHY_ECC,
-            remedy="Drain the node, reset the GPU, replace it if it comes again." if ecc else "", sign=Sign.GPU_BROKEN,
-            kind=Kind.CUDA_ERROR,
-        )  # fmt: skip
-    rows = ask("nvmlDeviceGetRemappedRows", handle)
-    if rows is not None:
-        pending, failed = bool(rows[2]), bool(rows[3])
-        yield Check(
-            name=f"gpu.{index}.rows", level=FAIL if failed else WARN if pending else OK,
-            value=f"{rows[0] + rows[1]} remapped{', pending' * pending}{', failed' * failed}", why=WHY_ECC,
-            remedy="Reset the GPU (pending) or replace it (failed)." if pending or failed else "",
-            sign=Sign.GPU_BROKEN if failed else None, kind=Kind.CUDA_ERROR,
-        )  # fmt: skip
-    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    if reasons is not None:
-        said = ", ".join(text for bit, text in THROTTLED.items() if reasons & bit)
-        yield Check(
-            name=f"gpu.{index}.clocks", level=WARN if said else OK, value=said or "not throttled", why=WHY_CLOCKS,
-            remedy="Look at cooling and power." if said else "",
-        )  # fmt: skip
-    used, running = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    if used is not None and running is not None:
-        left = not running and used.used > GIB
-        yield Check(
-            name=f"gpu.{index}.memory", level=WARN if left else OK,
-            value=f"{gib(used.used)} of {gib(used.total)} used by {len(running)} processes", why=WHY_MEMORY,
-            remedy="Find the leftover (fuser -v /dev/nvidia*), or reset the GPU." if left else "",
-        )  # fmt: skip
-    states = {link: ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(NVLINKS)}
-    up, down = ([link for link, state in states.items() if state == word] for word in (1, 0))
-    if up:  # a card without a bridge has links that are all inactive: that is how it was bought
-        said = f"{len(up)} of {len(up) + len(down)} links active" + f"; inactive: {', '.join(map(str, down))}" * bool(
-            down
-        )
-        yield Check(
-            name=f"gpu.{index}.nvlink", level=WARN if down else OK, value=said,
-            why="GPUs of a node exchange gradients over NVLink; with fewer links all of them wait for this one.",
-            remedy="nvidia-smi nvlink -s and -e; fabric manager's log; if the other GPUs show the same, it may be how they are "
-            "bridged." if down else "",
-        )  # fmt: skip
 
 
 def look(before: Counters, after: Counters, *, root: Path = ROOT) -> list[Check]:

@@ -14,7 +14,7 @@ from chaos.patience import patience
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.judge import judge
-from elasticrl.diagnose import doctor, health
+from elasticrl.diagnose import doctor, health, proc
 from elasticrl.diagnose.health import Check, Level
 
 
@@ -123,13 +123,13 @@ def test_a_process_that_the_kernel_killed_for_memory_is_known_from_its_group(gro
         files = health.cgroup_files(pid=str(process.pid))
         assert files is not None
         assert files[1].parent == group
-        assert health.flat(files[2].read_text()).get("oom_kill", 0) == 0
+        assert proc.flat(files[2].read_text()).get("oom_kill", 0) == 0
         process.stdin.write(b"\n")
         process.stdin.close()
         process.wait(timeout=30.0)
         if process.returncode != -9:
             pytest.skip("this machine does not enforce memory limits")
-        assert health.flat(files[2].read_text())["oom_kill"] >= 1
+        assert proc.flat(files[2].read_text())["oom_kill"] >= 1
     finally:
         process.kill()
         process.wait()

@@ -12,7 +12,7 @@ import pytest
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.judge import judge
-from elasticrl.diagnose import fabric, health, kernel_log
+from elasticrl.diagnose import fabric, health, kernel_log, nvidia, proc
 from elasticrl.diagnose.fabric import RdmaPort
 from elasticrl.diagnose.health import Check, Counters, Level
 
@@ -124,14 +124,14 @@ def test_version_1_and_a_container_that_sees_only_itself_are_read_too(tmp_path: 
      ("/", "/", "ext4")],
 )  # fmt: skip
 def test_a_path_is_on_the_mount_that_is_nearest_above_it(path: str, point: str, kind: str) -> None:
-    mount = health.mount_of(NODE["proc/self/mountinfo"], path)
+    mount = proc.mount_of(NODE["proc/self/mountinfo"], path)
     assert mount is not None
     assert (mount.point, mount.kind) == (point, kind)
 
 
 def test_a_file_system_that_the_kernel_made_read_only_is_found_in_either_options() -> None:
     for path in ("/data/old runs/x", "/scratch/x"):
-        mount = health.mount_of(NODE["proc/self/mountinfo"], path)
+        mount = proc.mount_of(NODE["proc/self/mountinfo"], path)
         assert mount is not None
         assert "ro" in mount.options
 
@@ -262,7 +262,7 @@ class FakeNvml:
 
 
 def test_a_sick_gpu_is_told_by_what_the_card_reports_and_what_it_does_not_support_is_left_out() -> None:
-    found = by_name(health.gpu(FakeNvml(), 3, object()))
+    found = by_name(nvidia.gpu(FakeNvml(), 3, object()))
     assert {name: check.level for name, check in found.items()} == {
         "gpu.3.ecc": Level.FAIL, "gpu.3.rows": Level.WARN, "gpu.3.clocks": Level.WARN, "gpu.3.memory": Level.WARN,
     }  # fmt: skip
@@ -277,42 +277,42 @@ def test_a_sick_gpu_is_told_by_what_the_card_reports_and_what_it_does_not_suppor
         down: tuple[int, ...] = (3,)
 
     assert "gpu.3.nvlink" not in found, "this one does not know the question"
-    link = by_name(health.gpu(Linked(), 3, object()))["gpu.3.nvlink"]
+    link = by_name(nvidia.gpu(Linked(), 3, object()))["gpu.3.nvlink"]
     assert (link.level, link.value) == (Level.WARN, "11 of 12 links active; inactive: 3")
     Linked.down = ()
-    assert by_name(health.gpu(Linked(), 3, object()))["gpu.3.nvlink"].level is Level.OK
+    assert by_name(nvidia.gpu(Linked(), 3, object()))["gpu.3.nvlink"].level is Level.OK
     Linked.down = tuple(range(12))
-    assert "gpu.3.nvlink" not in by_name(health.gpu(Linked(), 3, object())), "a card without a bridge"
+    assert "gpu.3.nvlink" not in by_name(nvidia.gpu(Linked(), 3, object())), "a card without a bridge"
 
     class Plain(FakeNvml):
         def nvmlDeviceGetRemappedRows(self, _):  # noqa: N802
             raise self.NVMLError
 
-    assert "gpu.3.rows" not in by_name(health.gpu(Plain(), 3, object()))
+    assert "gpu.3.rows" not in by_name(nvidia.gpu(Plain(), 3, object()))
 
 
 def test_without_gpus_it_says_so_and_the_rest_works(tmp_path: Path) -> None:
-    checks, reason = health.gpus(tmp_path)
+    checks, reason = nvidia.gpus(tmp_path)
     assert checks == ()
     assert reason
 
 
 def test_cards_are_counted_by_their_devices(tmp_path: Path) -> None:
-    assert health.cards(tmp_path) == 0
+    assert nvidia.cards(tmp_path) == 0
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"):
         (tmp_path / "dev" / name).touch()
-    assert health.cards(tmp_path) == 3
+    assert nvidia.cards(tmp_path) == 3
 
 
 def test_gpus_that_cannot_be_asked_are_a_warning_with_what_to_do(tmp_path: Path) -> None:
-    if (health.ROOT / health.NVIDIA).exists():
+    if (health.ROOT / nvidia.NVIDIA).exists():
         pytest.skip("this machine has a GPU")
-    driver = tmp_path / health.NVIDIA
+    driver = tmp_path / nvidia.NVIDIA
     driver.parent.mkdir(parents=True)
     driver.touch()
-    (check,), _ = health.gpus(tmp_path)
-    assert (check.level, check.why) == (Level.WARN, health.WHY_UNSEEN)
+    (check,), _ = nvidia.gpus(tmp_path)
+    assert (check.level, check.why) == (Level.WARN, nvidia.WHY_UNSEEN)
     assert "a driver, but" in check.value
     assert check.remedy
 

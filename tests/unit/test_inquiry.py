@@ -40,7 +40,7 @@ from elasticrl.daemon.links import Reserved, Ways, results_of
 from elasticrl.daemon.machine import HUNG_S
 from elasticrl.daemon.secret import probe_token
 from elasticrl.daemon.shared import Desk, Place
-from elasticrl.diagnose import environment, health, incident
+from elasticrl.diagnose import environment, health, incident, nvidia
 from elasticrl.diagnose.probe import HEAD, digest
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
@@ -243,10 +243,10 @@ def test_what_a_worker_has_written_before_its_daemon_hears_of_it_is_read_and_an_
 
 
 def test_gpus_that_cannot_be_asked_are_told_of_once(tmp_path: Path) -> None:
-    if (health.ROOT / health.NVIDIA).exists():
+    if (health.ROOT / nvidia.NVIDIA).exists():
         pytest.skip("this machine has a GPU")
     screen = io.StringIO()
-    place = machine_of(tmp_path, {health.NVIDIA: b"NVRM version: 1\n"})
+    place = machine_of(tmp_path, {nvidia.NVIDIA: b"NVRM version: 1\n"})
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(screen, pretty=False), history=History())
 
     async def look() -> None:
@@ -309,7 +309,7 @@ def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor
     old = b"3,1,1000000,-;NVRM: Xid (PCI:0000:07:00): 48, pid=9, an uncorrectable error\n"
     new = b"3,339,512200417,-;NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus\n"
     little = b"MemTotal: 1000 kB\nMemAvailable: 1 kB\n"  # which each look tells again
-    place = machine_of(tmp_path, {"dev/kmsg": old, "proc/meminfo": little, health.NVIDIA: b"NVRM version: 1\n"})
+    place = machine_of(tmp_path, {"dev/kmsg": old, "proc/meminfo": little, nvidia.NVIDIA: b"NVRM version: 1\n"})
     asked, over = list[float](), threading.Event()
 
     def hang() -> None:
