@@ -1,6 +1,8 @@
 """The rules that hold between keys: one row each. To add a rule, add a row, and a case to tests/unit/test_config_relations.py.
 
 A row's first key is its subject. `broken` decides; `values` says by which numbers; `remedy` names a value that mends it.
+
+Long because it is one table.
 """
 
 from collections.abc import Callable

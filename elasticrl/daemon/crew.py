@@ -34,7 +34,10 @@ KILL_S = 5.0  # for one that was killed to be gone
 
 
 class Crew:
-    """The agent and its workers."""
+    """The agent and its workers.
+
+    Long because it keeps two accounts of the same workers: what the agent says, and what core and log were told of that.
+    """
 
     def __init__(
         self, folder: Path, spec: Spec, *, log: Any, managed: bool, measures: Measures | None = None,

@@ -43,7 +43,10 @@ class Sender(Protocol):
 
 
 class Neighbours(asyncio.DatagramProtocol):
-    """This node's end of the beats."""
+    """This node's end of the beats.
+
+    Long because it speaks with each neighbour in four ways (beats, questions, echoes, round trips) over one socket.
+    """
 
     def __init__(
         self,

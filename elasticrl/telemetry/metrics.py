@@ -7,7 +7,10 @@ LONG = (*SECONDS, 300.0, 600.0, 1800.0)
 
 
 class Metrics:
-    """One daemon's metrics, in a registry of their own, so that two daemons in one process (tests) do not meet."""
+    """One daemon's metrics, in a registry of their own, so that two daemons in one process (tests) do not meet.
+
+    Long because it is one list: an attribute for each metric.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -2,6 +2,8 @@
 
 The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only read them, and write a next plan by
 `Scene.train` or `Scene.write`.
+
+Long because it is one list of facts, a few lines each, that are derived from each other.
 """
 
 from collections import Counter

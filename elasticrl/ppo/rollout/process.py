@@ -114,7 +114,10 @@ def the_key(file: str) -> bytes:
 
 
 class Server:
-    """The loop. `run` returns when it is time to end."""
+    """The loop. `run` returns when it is time to end.
+
+    Long because one loop serves all who ask, on two sockets, between the rows that it generates.
+    """
 
     def __init__(self, program: Program, service: Service, home: Path, judges: Judges | None = None) -> None:
         self.program, self.service, self.home, self.judges = program, service, home, judges

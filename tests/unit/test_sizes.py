@@ -1,0 +1,52 @@
+"""No file over 600 lines and no class of more than 20 attributes, unless its docstring says why: `Long because ...`."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticrl
+
+PACKAGE = Path(elasticrl.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+LINES, ATTRIBUTES = 600, 20
+WHY = "Long because "
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its methods set of `self`. Fields of a value are a list, and no state that somebody has to follow."""
+    targets = [
+        target
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        for one in (each.targets if isinstance(each, ast.Assign) else [each.target])
+        for target in (one.elts if isinstance(one, ast.Tuple) else [one])
+    ]
+    return {
+        target.attr
+        for target in targets
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+
+
+def unexplained(text: str) -> Iterator[str]:
+    tree = ast.parse(text)
+    if text.count("\n") > LINES and WHY not in (ast.get_docstring(tree) or ""):
+        yield f"{text.count(chr(10))} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and len(held := attributes(node)) > ATTRIBUTES:
+            if WHY not in (ast.get_docstring(node) or ""):
+                yield f"{node.name} has {len(held)} attributes"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_what_is_large_says_why(path: Path) -> None:
+    assert list(unexplained(path.read_text(encoding="utf-8"))) == []
+
+
+def test_what_is_large_is_found() -> None:
+    many = "".join(f"        self.x{i}, self.y{i} = 0, 0\n" for i in range(11))
+    assert list(unexplained(f"class Big:\n    def __init__(self):\n{many}")) == ["Big has 22 attributes"]
+    assert list(unexplained("pass\n" * 601)) == ["601 lines"]
+    assert list(unexplained('"""Long because it is one table."""\n' + "pass\n" * 601)) == []
