@@ -35,8 +35,9 @@ def unexplained(text: str) -> Iterator[str]:
     if text.count("\n") > LINES and WHY not in (ast.get_docstring(tree) or ""):
         yield f"{text.count(chr(10))} lines"
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and len(held := attributes(node)) > ATTRIBUTES:
-            if WHY not in (ast.get_docstring(node) or ""):
+        if isinstance(node, ast.ClassDef) and WHY not in (ast.get_docstring(node) or ""):
+            held = attributes(node)
+            if len(held) > ATTRIBUTES:
                 yield f"{node.name} has {len(held)} attributes"
 
 
