@@ -54,13 +54,13 @@ def main() -> int:
         whose = f"{spec.job}/{spec.node}".replace("%", "%%")
         layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)  # the agent's: workers have their own
-        from elasticrl.agent.hand import Hand
+        from elasticrl.agent.led_agent import LedAgent
 
         logging.getLogger("torch.distributed.elastic").setLevel(
             logging.CRITICAL
         )  # how processes end is reported, not logged
         try:
-            Hand(spec, runtime, notify).run()
+            LedAgent(spec, runtime, notify).run()
         finally:
             forks.unlink(missing_ok=True)
     return 0

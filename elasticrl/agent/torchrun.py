@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elasticrl.agent.rendezvous import BACKEND
-from elasticrl.agent.stores import Stores
+from elasticrl.agent.tcp_stores import TcpStores
 from elasticrl.base.address import loops, split
 from elasticrl.contract.events import Action, Asked, Found, Leave, LookAt, Probe, Probed, Tried, Try, Workers
 from elasticrl.contract.model import MEETING, Exit, Member, Record, Verb, Work
@@ -96,7 +96,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._settings = core_settings(params)
         # A name for one torchrun: several may run on one host, and containers share host names and pids.
         self._me = Member(node=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}", incarnation=1)
-        self._stores = Stores(self._host)
+        self._stores = TcpStores(self._host)
         self._changed = threading.Condition()
         self._mood = Mood.AWAY
         self._place: Place | None = None  # the newest that seats us, as ordered

@@ -46,7 +46,7 @@ class Search:
     def agree(self, place: Place, keeper: Keeper, gang: Gang) -> Agreed:
         """What all go on from. Collective."""
         told = self._seat.committed if self._seat else None
-        commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
+        commit, reloads = told.manifest if told else None, place.rung == Rung.RELOAD
         committed = told.generation if told and told.step == place.resume else None
         holdings = keeper.holdings(speaks=place.slot == 0)
         if not self._context.own_disk:
@@ -55,9 +55,9 @@ class Search:
                 holdings,
                 gang,
                 lambda: self._look(keeper, commit, gang.flag),
-                floor=0 if rung4 else place.resume,
+                floor=0 if reloads else place.resume,
                 committed=committed,
-                disk=rung4,
+                disk=reloads,
             )
         since = self._lacking_since
         disk = Disk(
@@ -66,7 +66,7 @@ class Search:
             offers=max(NEWEST, self._tree.checkpoint.keep_last + 2),  # all that may be kept
         )  # fmt: skip
         agreed = agree_on_disks(
-            disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
+            disk, holdings, gang, floor=place.resume, committed=committed, reload=reloads, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, gang.flag),
             patiently=lambda read: self._patiently(read, gang.flag),
         )  # fmt: skip

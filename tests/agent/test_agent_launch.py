@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from elasticrl.agent.hand import Hand
+from elasticrl.agent.led_agent import LedAgent
 from elasticrl.agent.pool import Process
 from elasticrl.agent.spec import Spec
 from elasticrl.base.process import started_at
@@ -45,7 +45,7 @@ def spares(tmp_path: Path) -> Iterator[list[Process]]:
             os.close(process.pidfd)
 
 
-class Unlucky(Hand):
+class Unlucky(LedAgent):
     """One of the chosen dies before it has its rank."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -64,7 +64,7 @@ def test_one_that_dies_between_being_chosen_and_seated_is_seated_and_found_dead(
         nodes=("n0", "n0"),
     )  # fmt: skip
 
-    async def launched() -> Hand:
+    async def launched() -> LedAgent:
         hand = Unlucky(spec, tmp_path, Notify({}))
         hand._spares.processes = list(spares)
         hand._ordered.place = hand._ordered.launching = gang

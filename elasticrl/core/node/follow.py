@@ -102,7 +102,7 @@ def record_of(state: State, now: float) -> Record:
     workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
     work, generation, left = workers.work, workers.generation, workers.exit
     here = plan.generation if plan else 0
-    if seat and plan and plan.phase is Phase.TRAIN and _let_down(state, plan, seat, workers):
+    if seat and plan and plan.phase is Phase.TRAIN and _lacks_workers(state, plan, seat, workers):
         # The plan counts on workers that are gone. Say so under its generation, or its leader would wait in vain.
         work, generation = Work.FAILED, here
         left = (
@@ -194,7 +194,7 @@ def _advice(state: State) -> tuple[str, ...]:
     return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 
 
-def _let_down(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:
+def _lacks_workers(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:
     """Has this node nothing with which to fill its seat, and no right to begin anew?
 
     Where the plan asks for fresh workers they may still be warming up. But
@@ -307,7 +307,7 @@ def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Acti
 
 
 def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:
-    if answers(workers, plan) or _let_down(state, plan, seat, workers):
+    if answers(workers, plan) or _lacks_workers(state, plan, seat, workers):
         return ()
     if alive(workers) and workers.born == seat.born:
         return (Reform(place=place_of(plan, state.me)),)

@@ -136,7 +136,7 @@ class Guest:
 def open_store(host: str) -> tuple[Store, str]:
     """For one circle to meet in: on this host's address, on a port nobody else has.
 
-    As the agent's for a generation (`agent.stores`), which a trainer may not import: neither lies on the other's layers.
+    As the agent's for a generation (`agent.tcp_stores`), which a trainer may not import: neither lies on the other's layers.
     """
     family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, proto)

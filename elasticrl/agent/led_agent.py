@@ -29,7 +29,7 @@ from elasticrl.agent.reports import REPORT_S, Reports
 from elasticrl.agent.server import Server
 from elasticrl.agent.spares import END_S, FORMED_S, Spares
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.stores import Stores
+from elasticrl.agent.tcp_stores import TcpStores
 from elasticrl.agent.turns import Turns
 from elasticrl.agent.watch import Watch
 from elasticrl.base.address import split
@@ -107,7 +107,7 @@ class Told(RendezvousHandler):
         return True
 
 
-class Hand(LocalElasticAgent):
+class LedAgent(LocalElasticAgent):
     """One node's agent. `run()` serves until it is told to quit."""
 
     def __init__(self, spec: Spec, runtime: Path, notify: Notify) -> None:
@@ -129,7 +129,7 @@ class Hand(LocalElasticAgent):
             for left in (runtime / folder).iterdir():
                 left.unlink()
         self._logs = Logs(Path(spec.log_dir), limit_bytes=spec.log_limit_bytes, keep=spec.log_keep)
-        self._stores = Stores(spec.host)
+        self._stores = TcpStores(spec.host)
         self._echo = Echo(runtime)
         self._turns = Turns()
         self._ends = Ends(script=spec.script)

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from elasticrl.base.address import join
 
 
-class Stores:
+class TcpStores:
     """Those of one node. The two that were used last are kept: the generation before may still be leaving."""
 
     def __init__(self, host: str) -> None:
