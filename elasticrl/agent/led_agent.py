@@ -496,7 +496,7 @@ class LedAgent(LocalElasticAgent):
             self._seated.clear()
 
     def _fail(self, process: pool.Process, end: Ended) -> None:
-        """A seated process ended: the seat fails whole, since the core plans by seats."""
+        """A seated process ended: the seat fails whole, the node's other workers with it, since the core plans by seats."""
         self._last = replace(self._look_at(), work=Work.FAILED, stall=None)
         self._exit = end.exit
         if process.slot is not None and self._seated.get(process.slot) is process:

@@ -19,6 +19,7 @@ from elasticrl.cli.reading import Reading, read
 from elasticrl.contract.level import Level, Means, means_of
 
 COMMENT = 44  # the column where the comments begin
+LANES = 8  # the default of lanes.count, which must be at least the number of workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,8 @@ def lines_of(asked: Asked, reading: Reading) -> list[Line]:
         lines.append(Line(key="membership.fixed", value=True, why=reading.kind.fixed))
     else:
         lines.append(Line(key="membership.min_nodes", value=asked.least, why="with fewer nodes the job waits"))
+    if means.joins and (lanes := asked.most * asked.workers) > LANES:
+        lines.append(Line(key="lanes.count", value=lanes, why="micro-batches of a step, for the job's whole life"))
     if means.keeps and asked.least > 1:
         lines.append(Line(key="vault.copies", value=1, why="a neighbour keeps each node's state"))
     return lines
@@ -256,7 +259,7 @@ def after(asked: Asked, reading: Reading) -> list[str]:
     level, kind = level_of(asked, reading), reading.kind
     check = f"# Check it: elasticrl config check {asked.output}"
     start = (
-        f"# Start it on each node: elasticrl daemon --config {asked.output}"
+        f"# Start it on each node: elasticrl daemon --foreground --config {asked.output} (as a unit: docs/QUICKSTART.md)"
         if asked.store
         else f"# Start it: elasticrl run {asked.output}" + (f" --nodes {asked.most}" if asked.most > 1 else "")
     )

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PARENT = "--die-with"  # for `elasticrl run`, which says so to the daemons that it starts
+PARENT = "--die-with"  # for `elasticrl run` and the task under Slurm, which start another daemon in the place of one that dies
 
 
 class Asked(NamedTuple):

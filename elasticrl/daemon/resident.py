@@ -52,7 +52,7 @@ class Resident(ABC):
         self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
         self.starter = starter  # the run that would start another daemon in this one's place; 0: nobody would
         # A foreground run's agent and vault end with the last of those who see to them: the daemon, and who would start another
-        # one in its place (`elasticrl run`). See decision 25.
+        # one in its place (`elasticrl run`, Slurm's task). See decision 25.
         self.led: tuple[int, ...] = () if keep else tuple(pid for pid in (os.getpid(), starter) if pid)
         self.settings: Settings = to_core(tree)
         self.name = tree.node.name or socket.gethostname()

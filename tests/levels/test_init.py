@@ -13,6 +13,7 @@ import yaml
 
 from elasticrl.cli.init import Asked, lines_of, problems
 from elasticrl.cli.reading import read
+from elasticrl.config import load
 from elasticrl.contract.level import Level
 from tests.levels.scripts import HERE
 
@@ -96,6 +97,24 @@ def test_what_it_writes_is_accepted_without_a_word(tmp_path: Path, script: str, 
     check = command("config", "check", "job.yaml", folder=tmp_path)
     assert (check.returncode, check.stdout.splitlines()[0][:3]) == (0, "ok:")
     assert yaml.safe_load((tmp_path / "job.yaml").read_text())["membership"]["min_nodes"] == 2
+
+
+@pytest.mark.parametrize("level", ["kept", "exact"])
+def test_a_job_of_many_workers_is_accepted_at_every_level(tmp_path: Path, level: str) -> None:
+    words = (
+        "--script",
+        str(HERE / "ddp.py"),
+        "--nodes",
+        "2:4",
+        "--workers",
+        "8",
+        "--level",
+        level,
+        "--store",
+        "etcd-1:2379",
+    )
+    assert command("init", *words, folder=tmp_path).returncode == 0
+    assert load(tmp_path / "job.yaml", (), {}).lanes.count == (32 if level == "exact" else 8)
 
 
 def test_all_problems_are_said_at_once_and_nothing_is_written(tmp_path: Path) -> None:
