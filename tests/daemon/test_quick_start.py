@@ -94,6 +94,12 @@ def answer(folder: Path, command: str, *more: str) -> str | None:
     return text if code == 0 else None
 
 
+def rows_of(text: str) -> list[dict[str, Any]] | None:
+    """The rows of `top`, once there are several workers."""
+    rows: list[dict[str, Any]] = json.loads(text)
+    return rows if len(rows) > 1 else None
+
+
 def last_words(folder: Path) -> str:
     """The ends of the demonstration's logs, which go with the folder."""
     logs = sorted((folder / "run" / "demo" / "log").rglob("*.log"))
@@ -220,7 +226,7 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
     with elasticrl(clone, ppo, f"vault.dir={clone}/vault", "job.steps=100000", "checkpoint.every=3") as run:
         try:
             until(lambda: answer(clone, "elasticrl status"), "the first steps")
-            rows = json.loads(runs("top --json", '"rank"'))
+            rows = until(lambda: rows_of(runs("top --json")), "workers of two nodes in top")
             os.kill(rows[1]["pid"], signal.SIGKILL)
             comes("incidents last", "SIGKILL")
             comes("status", "1 fault in")
