@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers compat docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -17,6 +17,7 @@ help:
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
 	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
+	@echo "make compat the runtime on other versions of torch (several GB)"
 	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
@@ -80,6 +81,7 @@ full: setup system lint types
 	$(MAKE) vllm-full
 	$(MAKE) hf
 	$(MAKE) trainers
+	$(MAKE) compat
 	$(MAKE) docs
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.everywhere
@@ -136,6 +138,19 @@ vllm-full: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
 	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
 
+# The runtime on other versions of torch: PyPI's wheels, which bring CUDA (3 GB each, once). All else is what .venv has.
+COMPAT := 2.11.0 2.14.1
+TRIED := $(patsubst %,tests/runtime/test_%.py,group exact exact_parts gloo_types checkpoint_state run growing) tests/agent tests/ppo/test_ppo_circle.py
+$(VENV)-torch-%/.stamp: $(STAMP)
+	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(@D)/bin/python ] || $$p -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check torch==$* numpy
+	for site in $$($(@D)/bin/python -c "import site; print(site.getsitepackages()[0])"); do \
+	  { echo $(CURDIR); $(BIN)/python -c "import site; print(site.getsitepackages()[0])"; } > $$site/elasticrl.pth; done
+	@touch $@
+
+compat: $(patsubst %,$(VENV)-torch-%/.stamp,$(COMPAT))
+	for torch in $(COMPAT); do $(VENV)-torch-$$torch/bin/python -m pytest -m "not slow and not long" $(TRIED) || exit 1; done
+
 # Trainers of transformers, TRL and Lightning (docs/TRAINERS.md, docs/LEVELS.md). They fit into the environment that there is. That it cannot be tested is a
 # failure here, not a skip.
 $(VENV)/.stamp-hf: $(STAMP)
@@ -174,7 +189,7 @@ types: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-race-* build dist site *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-race-* .venv-torch-* build dist site *.egg-info
 
 # Units, users and directories. DESTDIR for packagers, who create users and directories at installation. The @ units are the
 # same with one configuration per instance. The units find `elasticrl` where it is found now.

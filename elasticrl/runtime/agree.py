@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from elasticrl.base.parsed import parsed
 from elasticrl.runtime.group import settle
+from elasticrl.runtime.torch_names import all_gather_single
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, mark
 
@@ -144,13 +145,13 @@ def exchange(gang: Ranks, words: Any) -> list[Any]:
     device = _device(gang)
     mine = _written(words).to(device)
     sizes = torch.empty(gang.world, dtype=torch.int64, device=device)
-    dist.all_gather_single(sizes, torch.tensor([mine.numel()], device=device), group=gang.group)
+    all_gather_single(sizes, torch.tensor([mine.numel()], device=device), group=gang.group)
     settle(gang.group)
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: mine.numel()] = mine
     everyone = torch.empty(longest * gang.world, dtype=torch.uint8, device=device)
-    dist.all_gather_single(everyone, padded, group=gang.group)
+    all_gather_single(everyone, padded, group=gang.group)
     settle(gang.group)
     rows = everyone.cpu().view(gang.world, longest)
     return [parsed(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]

@@ -30,6 +30,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import bare, parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
+from elasticrl.runtime.torch_names import param_groups, reduce_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,7 @@ class Fsdp(Strategy):
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter
             unit.module.set_gradient_divide_factor(1.0)  # the sum, and the caller's scale
             unit.module.set_force_sum_reduction_for_comms(True)
-            unit.module.set_reduce_scatter_unused_params(True, recurse=False)
+            reduce_unused(unit.module)
         for place, local in [] if kept else self._places():
             self._shard.state[0, place] = local
         self._drop()
@@ -119,8 +120,13 @@ class Fsdp(Strategy):
     def _arrived(self, u: int, leaf: torch.Tensor) -> None:
         """A unit's backward pass is over: its leaf goes out, one slice to each rank."""
         assert self.group is not None
-        owners = self._owners()
+        owners, unit = self._owners(), self._units[u]
         part = leaf.numel() // self.deal.world
+        if part != sum(place.stop - place.start for place in unit.places):
+            raise Misuse(
+                f"A parameter of '{unit.name}' took no part in this pass: torch {torch.__version__} leaves it out of the "
+                "sum. Install torch 2.13 or later, or set model.strategy: replicated."
+            )
         inbox = leaf.new_empty(len(owners), part)
         comes = [part if rank in owners else 0 for rank in range(self.deal.world)]
         goes = [part if self.rank in owners else 0] * self.deal.world
@@ -277,7 +283,7 @@ def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[FSDP
     seen: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in param_groups(module):
                 if id(group) not in seen:
                     seen.add(id(group))
                     yield name, module, group.fsdp_params

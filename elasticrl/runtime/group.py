@@ -648,13 +648,16 @@ ALONE: Mapping[str, Callable[[Sequence[Any]], None]] = {
     "all_gather_single": _copied, "_allgather_base": _copied, "allreduce": _nothing, "broadcast": _nothing, "barrier": _nothing,
 }  # fmt: skip
 
-# What torch calls on a group. 2.13 renamed some; the old names are still called from compiled code.
+# What torch calls on a group, whatever its version: 2.13 renamed some (compiled code calls the old names still), and 2.14 added
+# some. A release that has others is noticed by tests/runtime/test_group.py.
 COLLECTIVES = [
     "allreduce",
     "allreduce_coalesced",
     "broadcast",
     "reduce",
     "gather",
+    "gather_single",
+    "gather_into_tensor",
     "scatter",
     "barrier",
     "allgather",

@@ -25,6 +25,7 @@ from elasticrl.runtime.layout import UNIT, buckets, striped, up
 from elasticrl.runtime.names import parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
+from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -299,6 +300,6 @@ class Replicated(Strategy):
             if self.group is None:
                 flat.copy_(mine)
             else:
-                works.append(dist.all_gather_single(flat, mine, group=self.group, async_op=True))
+                works.append(all_gather_single(flat, mine, group=self.group, async_op=True))
         for work in works:
             work.wait()

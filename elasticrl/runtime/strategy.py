@@ -30,6 +30,7 @@ from elasticrl.runtime.digest import MASK, Digest, signed
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.scalars import Tally, total
+from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
     from elasticrl.runtime.lanes import Deal, Turn
@@ -266,7 +267,7 @@ def gather(mine: torch.Tensor, lengths: list[int], group: dist.ProcessGroup | No
     padded = mine.new_zeros(longest)
     padded[: mine.numel()] = mine
     everyone = mine.new_empty(longest * len(lengths))
-    dist.all_gather_single(everyone, padded, group=group)
+    all_gather_single(everyone, padded, group=group)
     settle(group)
     rows = everyone.cpu().view(len(lengths), longest)
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]

@@ -20,6 +20,7 @@ from elasticrl.runtime.agree import agree
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import newest_good
 from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
+from elasticrl.runtime.torch_names import all_gather_single, reduce_scatter_single
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.version import Cut, Version
 
@@ -39,9 +40,9 @@ def collective(op: str, world: int) -> None:
     if op == "all_reduce":
         dist.all_reduce(many)
     elif op == "all_gather":
-        dist.all_gather_single(many, few)
+        all_gather_single(many, few)
     elif op == "reduce_scatter":
-        dist.reduce_scatter_single(few, many)
+        reduce_scatter_single(few, many)
     else:
         dist.all_to_all_single(torch.empty(999), many)
     settle(dist.group.WORLD)
@@ -113,7 +114,7 @@ def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[
     before = gloos()
     gang = form(generation=generation, rank=rank, world=world, store=store)
     given, got = torch.tensor([3.0, 4.0]), torch.zeros(2)
-    works = [dist.all_gather_single(got, given, async_op=True), dist.all_reduce(given, async_op=True)]
+    works = [all_gather_single(got, given, async_op=True), dist.all_reduce(given, async_op=True)]
     dist.broadcast(given, 0)
     dist.barrier()
     settle(gang.group)
@@ -124,11 +125,11 @@ def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[
         "number": gang.collective.number if gang.collective else None,
     }
     row = torch.zeros(2)
-    dist.reduce_scatter_single(row, given)
+    reduce_scatter_single(row, given)
     said |= {"scattered": row.tolist(), "with": gloos() - before}
     gang.interrupt("the plan changed")
     try:
-        dist.all_gather_single(got, given)
+        all_gather_single(got, given)
     except Interrupted as error:
         said["interrupted"] = str(error)
     gang.leave()
@@ -160,7 +161,7 @@ def every_collective(rank: int, world: int, store: dist.Store, *, generation: in
     dist.all_gather(parts, mine)
     check("all_gather", [part[0].item() for part in parts], ranks)
     flat = torch.empty(2 * world)
-    dist.all_gather_single(flat, mine)
+    all_gather_single(flat, mine)
     check("all_gather_single", flat[::2].tolist(), ranks)
     gathered = [torch.empty(2) for _ in ranks] if rank == 0 else None
     dist.gather(mine, gathered)
@@ -168,7 +169,7 @@ def every_collective(rank: int, world: int, store: dist.Store, *, generation: in
     dist.scatter(value, [torch.tensor([float(r)]) for r in ranks] if rank == 0 else None)
     check("scatter", value.item(), rank)
     row = torch.arange(float(world))
-    dist.reduce_scatter_single(value, row.clone())
+    reduce_scatter_single(value, row.clone())
     check("reduce_scatter_single", value.item(), rank * world)
     dist.reduce_scatter(value, [row[r : r + 1].clone() for r in ranks])
     check("reduce_scatter", value.item(), rank * world)

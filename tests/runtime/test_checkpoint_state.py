@@ -3,6 +3,7 @@
 import json
 import random
 from enum import IntEnum
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_a_manifest_tells_what_is_in_it(tmp_path: Path):
     assert set(manifest.contents) == {"model", "optimizer", "schedule", "controller", "ambient", "rollout"}
     assert manifest.contents["rollout"] == LANES * 5 * 8
     assert manifest.facts.threads == 1
-    assert manifest.facts.versions["torch"] == torch.__version__
+    assert manifest.facts.versions["torch"] == version("torch")
     assert manifest.facts.isa == torch.backends.cpu.get_cpu_capability()
     assert (manifest.parent, manifest.world, manifest.facts.lanes) == ("step-00000001-g1", 3, LANES)
     assert not any("3" in path.name.replace("data-000", "") for path in (tmp_path / "ck" / manifest.name).iterdir())

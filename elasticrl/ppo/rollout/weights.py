@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from zlib_ng.zlib_ng import crc32
@@ -25,6 +24,7 @@ from zlib_ng.zlib_ng import crc32
 from elasticrl.base.parsed import parsed
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.group import settle
+from elasticrl.runtime.torch_names import all_gather_single
 from elasticrl.runtime.vault.source import dtype_of, name_of
 from elasticrl.runtime.zero import gathered
 
@@ -252,7 +252,7 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, ke
     if world == 1:
         everyone[0] = flat
     else:
-        dist.all_gather_single(everyone.view(-1), flat, group=group)
+        all_gather_single(everyone.view(-1), flat, group=group)
         settle(group)
     if not kept:
         return []
