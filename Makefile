@@ -10,8 +10,8 @@ STAMP := $(VENV)/.stamp
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
-	@echo "make test   set up and run the tests (about forty minutes on a quiet machine with 2 cores)"
-	@echo "make ci     what computes for long, trainers of others, the docs (about half an hour)"
+	@echo "make test   set up and run the tests (about ten minutes on a quiet machine with 2 cores)"
+	@echo "make ci     all other tests, trainers of others, the docs (about an hour)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
@@ -51,20 +51,28 @@ LONG := $(patsubst %,tests/%.py,runtime/test_zero runtime/test_run systemd/test_
 WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent)) \
   $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
   $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
-REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) tests/hf tests/vllm tests/slurm)
+# Of both kinds what `make test` has: for each guarantee real etcd, processes, signals and disks, in some minutes. The longest first.
+FAST := $(addsuffix .py,$(addprefix tests/,daemon/test_faults daemon/test_guardians daemon/test_diagnosis_live levels/test_supervised \
+  agent/test_agent_processes ppo/test_ppo_circle runtime/test_exact runtime/test_zero runtime/test_resume levels/test_init \
+  runtime/test_vault_server runtime/test_vault_client runtime/test_kept_inside store/test_kill store/test_embedded daemon/test_asked \
+  runtime/test_checkpoint_kill runtime/test_state_cli runtime/test_keeper runtime/test_data_loader ppo/test_ppo_export store/test_secure \
+  store/test_store runtime/test_checkpoint_local runtime/test_checkpoint_state runtime/test_checkpoint_stock runtime/test_group \
+  runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led))
+REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) $(FAST) tests/hf tests/vllm tests/slurm)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. What computes
-# for long (marked so) belongs to `make ci`, with the trainers of others.
+# What decides and what computes is tested on all cores at once; of what runs real processes, two files at a time. `make ci` has
+# what computes for long (marked so), all else that runs real processes, and the trainers of others.
 # The units are tested before the live chaos, and never beside it: both arrange the machine's cgroups.
 QUICK := -m "not slow and not long"
 test: setup system lint types
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds 100
-	$(BIN)/python -m pytest $(TWO) $(WAITS)
-	$(BIN)/python -m pytest $(TWO) $(REST)
+	$(BIN)/python -m pytest $(TWO) $(FAST)
 
 ci: setup system
+	$(BIN)/python -m pytest $(TWO) $(filter-out $(FAST),$(WAITS))
+	$(BIN)/python -m pytest $(TWO) $(REST)
 	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 	$(MAKE) hf
