@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import HashStore, Store
 from elasticrl.contract.beats import Beat
 from elasticrl.contract.model import Rung
 from elasticrl.contract.orders import Halt, Place
-from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
+from elasticrl.runtime.group import Gang, form
+from elasticrl.runtime.interrupt import GangError, Interrupt, reach
 from elasticrl.runtime.keeper import SLICE_S
 from elasticrl.runtime.meet import Meeting
 from elasticrl.runtime.progress import Timeline
@@ -74,6 +75,7 @@ class Generation:
         self.parts_per_lane = parts_per_lane
         self.flag = Interrupt(self._waits, worker.meter)
         self.cut: GangError | None = None  # why it ends
+        self.fills = False  # a model is built whose weights are overwritten at once
         self.trains = False  # a plan that only adds to its gang need not end that at once
         self.misses = False  # a disk, and waits for it: nor need it this
         self.added = False  # this rank was told of such a plan
@@ -116,15 +118,10 @@ class Generation:
             self._meet(store)
         mark("meet")
         self._gang = form(
-            generation=place.generation,
-            rank=place.rank,
-            world=place.world,
-            store=store,
-            backend="elastic" if place.backend == "gloo" else self.worker.context.backend,
-            form_s=conf.recovery.reform_s,
-            timeout_s=conf.timeouts.collective_s,
-            flag=self.flag,
-        )
+            generation=place.generation, rank=place.rank, world=place.world, store=store,
+            backend="elastic" if place.backend == "gloo" else self.worker.context.backend, form_s=conf.recovery.reform_s,
+            timeout_s=conf.timeouts.collective_s, flag=self.flag,
+        )  # fmt: skip
         mark("form")
 
     def leave(self) -> None:

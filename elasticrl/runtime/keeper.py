@@ -109,16 +109,9 @@ class Keeper:
     # -- a generation begins
 
     def begin(
-        self,
-        place: Place,
-        *,
-        lineage: Lineage,
-        segments: Iterable[Segment],
-        lanes: Iterable[int],
-        facts: Conditions,
-        whole: Whole | None = None,
-        soon: bool = False,
-    ) -> None:
+        self, place: Place, *, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int], facts: Conditions,
+        whole: Whole | None = None, soon: bool = False,
+    ) -> None:  # fmt: skip
         """This worker's place from now on, and the history it goes on from. What it goes on from lies `whole` in the vaults,
         and stays there until this gang has sealed something; None: it came from elsewhere. `soon`: what is on disk would not
         bring the job back, so the next whole step is saved.
@@ -164,14 +157,9 @@ class Keeper:
         self._notice()
         self._begun, self._stalled_s = time.monotonic(), 0.0
         ticket = self.vault.snapshot(
-            parts.capture(self._rank, self._world, but=unchanged),
-            version=version,
-            generation=self._generation,
-            shard=self._rank,
-            world=self._world,
-            lineage=self._lineage,
-            base=self.full if unchanged else None,
-        )
+            parts.capture(self._rank, self._world, but=unchanged), version=version, generation=self._generation,
+            shard=self._rank, world=self._world, lineage=self._lineage, base=self.full if unchanged else None,
+        )  # fmt: skip
         self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole, light=bool(unchanged))
         self.full = self.full if unchanged else version
 

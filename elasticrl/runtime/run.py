@@ -42,7 +42,8 @@ from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.generation import Generation, Worker
-from elasticrl.runtime.group import Broken, Gang, GangError
+from elasticrl.runtime.group import Gang
+from elasticrl.runtime.interrupt import Broken, GangError
 from elasticrl.runtime.keeper import Keeper
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.lone import claim, only_place
@@ -227,7 +228,7 @@ class Run:
         """While a sharded model is built: are its trained weights overwritten at once by what was kept? A builder need not read
         them then (`runtime.outline`).
         """
-        return self._given.fills
+        return self._generation is not None and self._generation.fills
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each

@@ -13,7 +13,7 @@ from elasticrl.contract.model import OUTSIDE
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import exchange
 from elasticrl.runtime.checkpoint.manifest import parse_name
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.keeper import SLICE_S, Keeper
 from elasticrl.runtime.search import thin
 from elasticrl.runtime.vault.version import Version
@@ -32,14 +32,9 @@ class Sealing:
     """One generation's, once everything registered is as it was after `agreed`."""
 
     def __init__(
-        self,
-        generation: Generation,
-        keeper: Keeper,
-        given: Registered,
-        progress: Progress,
-        sealed: Sealed,
+        self, generation: Generation, keeper: Keeper, given: Registered, progress: Progress, sealed: Sealed,
         agreed: Agreed,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.generation, self.worker, self.keeper = generation, generation.worker, keeper
         self.given, self.progress = given, progress
         self.now = agreed.version  # of the newest state that was kept

@@ -15,7 +15,7 @@ from elasticrl.runtime.agree import Agreed, agree
 from elasticrl.runtime.checkpoint.local import NEWEST
 from elasticrl.runtime.checkpoint.shelf import Found, newest_good
 from elasticrl.runtime.disks import Disk, agree_on_disks
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.keeper import SLICE_S
 from elasticrl.runtime.vault.errors import CheckpointStorage
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticrl.runtime.generation import Generation, Worker
-    from elasticrl.runtime.group import Interrupt
+    from elasticrl.runtime.interrupt import Interrupt
     from elasticrl.runtime.keeper import Keeper
 
 _T = TypeVar("_T")
@@ -45,14 +45,9 @@ class Search:
         holdings = keeper.holdings(speaks=place.slot == 0)
         if not self._context.own_disk:
             return agree(
-                self._context.node,
-                holdings,
-                gang,
-                lambda: self._look(keeper, commit, gang.flag),
-                floor=0 if rung4 else place.resume,
-                committed=committed,
-                disk=rung4,
-            )
+                self._context.node, holdings, gang, lambda: self._look(keeper, commit, gang.flag),
+                floor=0 if rung4 else place.resume, committed=committed, disk=rung4,
+            )  # fmt: skip
         since = self._lacking_since
         disk = Disk(
             place=keeper.place, vault=self._context.vault, job=self._context.job, node=self._context.node,

@@ -42,13 +42,9 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
     for name, role in given.roles.items():
         shard = held.pop(name, None)
-        given.fills = filled and strategy_of(tree, name) == "fsdp"
-        try:
-            role.strategy = strategy_for(
-                name, role, worker.context, generation.gang, deal=leaves, shard=shard, fills=given.fills
-            )
-        finally:
-            given.fills = False
+        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp"
+        role.strategy = strategy_for(name, role, worker.context, generation.gang, deal=leaves, shard=shard, fills=fills)
+        generation.fills = False
         if shard is not None and role.strategy.shard is shard and count is not None:
             shard.go_to(count)
             here.add(name)
@@ -103,13 +99,6 @@ def strategy_for(
     from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
 
     return Fsdp(
-        build,
-        role.rule_of,
-        deal=deal,
-        rank=gang.rank,
-        group=group,
-        device=device,
-        shard=shard,
-        offload=host,
+        build, role.rule_of, deal=deal, rank=gang.rank, group=group, device=device, shard=shard, offload=host,
         fills=fills,
-    )
+    )  # fmt: skip

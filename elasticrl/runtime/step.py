@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from elasticrl.runtime import alike
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.version import Version
 

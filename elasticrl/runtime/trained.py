@@ -95,7 +95,6 @@ class Registered:
         self.cursor: Cursor | None = None
         self.asked: int | None = None  # so many steps, by the script or the file; None: as many as there are data for
         self.letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
-        self.fills = False  # while a model is built: its weights are overwritten at once
         self.parts = Parts()  # all of the state, as this generation keeps it
         self.counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
         self.begun = False  # an update was sealed: there is no beginning anew
