@@ -203,18 +203,9 @@ def seal(memory: memoryview, shape: Shape, text: bytes, sums: bytes) -> int:
     faults.reach("vault.seal.header")
     memory[HEADER_AT : HEADER_AT + len(text)] = text
     _PRELUDE.pack_into(
-        memory,
-        0,
-        MAGIC,
-        FORMAT,
-        len(text),
-        crc32(text),
-        BLOCK,
-        shape.data_start,
-        shape.data_bytes,
-        shape.sums_start,
+        memory, 0, MAGIC, FORMAT, len(text), crc32(text), BLOCK, shape.data_start, shape.data_bytes, shape.sums_start,
         crc32(sums),
-    )
+    )  # fmt: skip
     faults.reach("vault.seal.last")
     value = _SEALED | crc32(memory[:SEAL_AT])
     _SEAL.pack_into(memory, SEAL_AT, value)
