@@ -175,7 +175,7 @@ class Run:
         beat, seat = self._worker.beat, self._worker.seat
         while (sealing := self._enter()) is not None:
             generation = sealing.generation
-            with suppress(GangError):  # whoever was not to go on with the step knows of it
+            with suppress(GangError):  # the step is over, and comes again
                 while not (sealing.ending or sealing.parting or generation.cut):
                     if self._given.limit is not None and self.progress.step >= self._given.limit:
                         sealing.finish()
