@@ -73,15 +73,9 @@ class Agreed:
 
 
 def agree(
-    node: str,
-    holdings: Sequence[Holding],
-    gang: Gang,
-    look: Callable[[], Found | None],
-    *,
-    floor: int,
-    committed: int | None,
-    disk: bool,
-) -> Agreed:
+    node: str, holdings: Sequence[Holding], gang: Gang, look: Callable[[], Found | None], *, floor: int,
+    committed: int | None, disk: bool,
+) -> Agreed:  # fmt: skip
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest good checkpoint, for which rank 0 takes a `look`.
     `disk`: do not look into vaults. Collective.

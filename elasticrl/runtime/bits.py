@@ -46,17 +46,10 @@ class Bits:
 
 
 WORDS = {
-    "torch": "torch",
-    "device": "device",
-    "isa": "instruction set",
-    "threads": "torch threads",
-    "dtype": "default dtype",
-    "deterministic": "deterministic algorithms",
-    "matmul": "float32 matmul precision",
-    "onednn": "oneDNN",
-    "libraries": "library settings",
-    "probe": "probe",
-}
+    "torch": "torch", "device": "device", "isa": "instruction set", "threads": "torch threads", "dtype": "default dtype",
+    "deterministic": "deterministic algorithms", "matmul": "float32 matmul precision", "onednn": "oneDNN",
+    "libraries": "library settings", "probe": "probe",
+}  # fmt: skip
 
 
 def difference(theirs: Bits, ours: Bits) -> str | None:

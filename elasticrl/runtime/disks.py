@@ -45,18 +45,9 @@ class Disk:
 
 
 def agree_on_disks(
-    disk: Disk,
-    holdings: Sequence[Holding],
-    gang: Gang,
-    *,
-    floor: int,
-    committed: int | None,
-    reload: bool,
-    commit: str | None,
-    waited_s: float,
-    wait: Callable[[str, float], None],
-    patiently: Patiently,
-) -> Agreed:
+    disk: Disk, holdings: Sequence[Holding], gang: Gang, *, floor: int, committed: int | None, reload: bool,
+    commit: str | None, waited_s: float, wait: Callable[[str, float], None], patiently: Patiently,
+) -> Agreed:  # fmt: skip
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest checkpoint of which all parts are on the disks
     that are here. `reload`: do not look into vaults. Collective.

@@ -67,19 +67,10 @@ class Fsdp(Strategy):
     """`build(mesh)` returns the model with `fully_shard(..., mesh=mesh)` applied, with the same parameters for every world."""
 
     def __init__(
-        self,
-        build: Callable[[DeviceMesh], torch.nn.Module],
-        rule_of: Callable[[str], Rule],
-        *,
-        deal: Deal,
-        rank: int,
-        group: dist.ProcessGroup,
-        device: str = "cpu",
-        point: Point = lambda _name: None,
-        shard: Shard | None = None,
-        offload: bool = False,
-        fills: bool = False,
-    ) -> None:
+        self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,
+        group: dist.ProcessGroup, device: str = "cpu", point: Point = lambda _name: None, shard: Shard | None = None,
+        offload: bool = False, fills: bool = False,
+    ) -> None:  # fmt: skip
         """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
         With `offload` the optimizer's state is in the host's memory, and computed there. `fills`: the caller fills the shard

@@ -1,9 +1,9 @@
 """The process group of one generation, which can be left at any moment, whatever a peer does.
 
-The idea: nobody blocks in torch. Every wait for a gloo collective is a loop of short waits (`Work.wait` with a timeout
-leaves the work as it was), and between two of them a flag is looked at that any thread may set. A wait that is given up is
-`Interrupted`; its work, with the tensors that a late peer might still write to, is kept aside until gloo lets go of it, so
-whoever was interrupted must go on with fresh buffers.
+The idea: every wait for a gloo collective is a loop of short waits (`Work.wait` with a timeout leaves the work as it was), and
+between two of them a flag is looked at that any thread may set (`interrupt`). A wait that is given up is `Interrupted`; its
+work, with the tensors that a late peer might still write to, is kept aside until gloo lets go of it, so whoever was interrupted
+must go on with fresh buffers.
 
 With NCCL it is the GPU's stream that waits, and the host runs ahead. A kernel that waits for a dead peer looks at no flag: the
 communicator is aborted, and then such a kernel simply ends, with garbage for a result and no error. So nothing that came
@@ -13,87 +13,43 @@ through was computed by collectives that nobody had aborted.
     gang = form(generation=14, rank=0, world=2, store=store)   # the default group, for everything in torch
     gang.interrupt("n03/1 died (lease)")                       # from a watcher's thread
     gang.leave()                                               # in place; then form() the next one
-
-Errors: GangError (a RuntimeError) is what ends a collective: Interrupted by our own decision, or Broken by a peer.
 """
 
 # ruff: noqa: SLF001 - a group of our own needs names that torch keeps private; test_group notices when they change
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import partialmethod
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-from elasticrl.runtime.traffic import Meter, tensors_of
+from elasticrl.runtime.interrupt import SLICE, Asking, Broken, GangError, Interrupt, Interrupted, bounded
+from elasticrl.runtime.traffic import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-T = TypeVar("T")
-
-SLICE = timedelta(milliseconds=20)  # the longest that a decision to leave goes unnoticed
 LOOK_S = 0.0001  # between two looks at a GPU's stream
 REST_S = 10.0  # for a GPU to come to rest once its communicator was aborted
 BACKENDS = {"elastic": "elastic", "nccl": "elastic_nccl"}  # a gang's, and what torch calls it
 # Works that must be waited for as a whole: a timed-out wait for a message closes its connection, and gloo's reduce-scatter is
 # an all-reduce and a copy, both of which happen inside wait().
-UNSLICED = frozenset(
-    [
-        "send",
-        "recv",
-        "recv_anysource",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "_reduce_scatter_base",
-        "reduce_scatter_single_coalesced",
-        "reduce_scatter_tensor_coalesced",
-    ]
-)
+UNSLICED = frozenset([
+    "send", "recv", "recv_anysource", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced",
+])  # fmt: skip
 GLOO_GAVE_UP = "Timed out"  # in what it raises when the group's own timeout has passed
 NCCL_FAILED = "NCCL Error"  # in what is raised by those of torch's calls that do not raise DistBackendError
 GLOO_SAYS_NOT_YET = "Operation timed out!"  # what Work.wait(timeout) raises while the work goes on undisturbed
-
-
-class GangError(RuntimeError):
-    """A collective of this generation will not complete; the process and its state are fine."""
-
-
-class Interrupted(GangError):
-    """We were told to leave while waiting."""
-
-
-class Broken(GangError):
-    """A peer's connection ended, or the group's timeout passed. What gloo said is in the message."""
-
-
-class Interrupt:
-    """The flag. Any thread may set it; it stays set, since a generation is left only once."""
-
-    def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None, meter: Meter | None = None) -> None:
-        self.meter = meter or Meter()  # of the collectives that this flag may end
-        self.reason: str | None = None
-        self.on_wait = (
-            on_wait  # told what is waited for once it takes long, and None when it came; by the waiting thread
-        )
-
-    def set(self, reason: str) -> None:
-        """The first reason stands."""
-        self.reason = self.reason or reason
-
-    def check(self, doing: str) -> None:
-        """Raises Interrupted if the flag is set."""
-        if self.reason is not None:
-            raise Interrupted(f"{doing} was given up: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,16 +107,9 @@ class Gang:
 
 
 def form(
-    *,
-    generation: int,
-    rank: int,
-    world: int,
-    store: Store,
-    backend: Literal["elastic", "nccl"] = "elastic",
-    form_s: float = 30.0,
-    timeout_s: float = 1800.0,
-    flag: Interrupt | None = None,
-) -> Gang:
+    *, generation: int, rank: int, world: int, store: Store, backend: Literal["elastic", "nccl"] = "elastic",
+    form_s: float = 30.0, timeout_s: float = 1800.0, flag: Interrupt | None = None,
+) -> Gang:  # fmt: skip
     """Joins a generation's group and makes it torch's default group.
 
     The store must outlive the workers (a daemon's or the plan's), since rank 0 may be the one that dies. Pass `flag` to be
@@ -178,13 +127,8 @@ def form(
     # once more than the others would wait for them under another key.
     c10d._world.group_count = 0
     try:
-        dist.init_process_group(
-            BACKENDS[backend],
-            store=c10d.PrefixStore(f"g{generation}/", asking),
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=form_s),
-        )
+        prefixed, limit = c10d.PrefixStore(f"g{generation}/", asking), timedelta(seconds=form_s)
+        dist.init_process_group(BACKENDS[backend], store=prefixed, rank=rank, world_size=world, timeout=limit)
     except GangError:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:  # torch's and gloo's own are RuntimeErrors
@@ -193,87 +137,16 @@ def form(
     return gang
 
 
-def reach(host: str, port: int, flag: Interrupt, timeout_s: float) -> Store:
-    """A connection to a generation's TCPStore, given up when the flag is set: its host may be what died."""
-
-    def connect() -> Store:
-        timeout = timedelta(seconds=timeout_s)
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-
-    try:
-        return bounded(connect, f"reaching the store at {host}:{port}", flag)
-    except GangError:
-        raise
-    except (RuntimeError, ValueError, TimeoutError) as error:
-        raise Broken(f"the store at {host}:{port} could not be reached within {timeout_s:g} s: {error}") from error
-
-
 _live = Interrupt()
 _asking: deque[Asking] = deque(maxlen=2)
-
-
-class Asking(Store):
-    """A store on which no wait blocks: it asks until the key is there, or the flag says to stop asking.
-
-    A TCPStore's own wait holds its one connection for all of its timeout, so a wait for a peer that died would bar the next
-    generation from the store. And a second connection is not free: torch resolves the peer's name for each, in the client
-    and in the server's only thread, so a name server that does not answer costs everybody 5 seconds.
-    """
-
-    def __init__(self, store: Store, flag: Interrupt, limit: timedelta) -> None:
-        super().__init__()
-        self._store, self._flag, self._limit = store, flag, limit
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As torch's."""
-        deadline = time.monotonic() + min(timeout or self._limit, self._limit).total_seconds()
-        pause_s = 0.0005
-        while not self._store.check(keys):
-            self._flag.check(f"waiting for {keys[0]}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{keys[0]} did not appear in time")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.005)
-
-    def get(self, key: str) -> bytes:
-        """As torch's: waits for the key."""
-        self.wait([key])
-        return self._store.get(key)
-
-    def set(self, key: str, value: str) -> None:
-        """As torch's."""
-        self._store.set(key, value)
-
-    def add(self, key: str, value: int) -> int:
-        """As torch's."""
-        return self._store.add(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        """As torch's."""
-        return self._store.check(keys)
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """As torch's."""
-        return self._store.compare_set(key, expected_value, desired_value)
-
-    def delete_key(self, key: str) -> bool:
-        """As torch's."""
-        return self._store.delete_key(key)
 
 
 class Wait(dist.Work):
     """A gloo work whose wait can be interrupted. `land` brings what came to where it was asked for."""
 
     def __init__(
-        self,
-        inner: dist.Work,
-        op: str,
-        doing: str,
-        flag: Interrupt,
-        *,
-        sliced: bool,
-        land: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, inner: dist.Work, op: str, doing: str, flag: Interrupt, *, sliced: bool, land: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
         super().__init__()
         self._land = land
         self._inner, self._op, self._doing, self._flag, self._sliced = inner, op, doing, flag, sliced
@@ -414,18 +287,14 @@ class ElasticGroup(dist.ProcessGroup):
 
     _lazy = True
 
-    def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt, *, host: str = ""
-    ) -> None:
+    def __init__(self, store: Store, rank: int, size: int, limit: timedelta, flag: Interrupt, *, at: str = "") -> None:
         super().__init__(rank, size)  # type: ignore[call-arg] # the stubs know only one of its constructors
         self._flag = flag
         self._pending: list[Wait] = []
         self._number, self._op = 0, "none"
         self._name = self._desc = ""
-        self._at = (
-            host  # which of this machine's addresses gloo takes; "": as GLOO_SOCKET_IFNAME or the host's name has it
-        )
-        self._limit, self._left = timeout, False
+        self._at = at  # which of this machine's addresses gloo takes; "": as GLOO_SOCKET_IFNAME or its name has it
+        self._limit, self._left = limit, False
         self._later: Callable[[], dist.ProcessGroup] = lambda: self._connect(store, rank, size, self._limit)
         self._inner: dist.ProcessGroup | None = None if self._lazy and size == 1 else self._later()
 
@@ -631,7 +500,7 @@ class StreamGroup(ElasticGroup):
     def _take(self) -> Any:
         with self._ending:
             nccl, self._nccl = self._nccl, None
-        return nccl
+            return nccl
 
 
 def _copied(args: Sequence[Any]) -> None:
@@ -651,44 +520,14 @@ ALONE: Mapping[str, Callable[[Sequence[Any]], None]] = {
 # What torch calls on a group, whatever its version: 2.13 renamed some (compiled code calls the old names still), and 2.14 added
 # some. A release that has others is noticed by tests/runtime/test_group.py.
 COLLECTIVES = [
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "gather",
-    "gather_single",
-    "gather_into_tensor",
-    "scatter",
-    "barrier",
-    "allgather",
-    "allgather_coalesced",
-    "reduce_scatter",
-    "alltoall",
-    "send",
-    "recv",
-    "recv_anysource",
-    "all_gather_single",
-    "_allgather_base",
-    "all_gather_single_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter_single",
-    "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "all_to_all_single",
-    "alltoall_base",
-]
-
-
-def _forward(op: str) -> Callable[..., Wait]:
-    def run(self: ElasticGroup, *args: Any, **options: Any) -> Wait:
-        return self._run(op, *args, **options)
-
-    return run
+    *sorted(UNSLICED), "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "gather_single",
+    "gather_into_tensor", "scatter", "barrier", "allgather", "allgather_coalesced", "alltoall", "all_gather_single", "_allgather_base",
+    "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base",
+]  # fmt: skip
 
 
 for _op in COLLECTIVES:
-    setattr(ElasticGroup, _op, _forward(_op))
+    setattr(ElasticGroup, _op, partialmethod(ElasticGroup._run, _op))
 
 
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> dist.ProcessGroup:
@@ -714,9 +553,7 @@ def settle(group: dist.ProcessGroup | None) -> None:
 
 
 def _staged(op: str, args: Sequence[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
-    """The same call with copies in the host's memory for tensors of a GPU, and what brings the results back: gloo in the place
-    of an NCCL that does not work.
-    """
+    """The same call with copies on the host of a GPU's tensors, and what brings them back: for an NCCL that does not work."""
     if not any(tensor.is_cuda for tensor in tensors_of(args)):
         return (lambda: None), args
 
@@ -754,48 +591,9 @@ def _rest(limit_s: float) -> None:
         )
 
 
-def bounded(
-    make: Callable[[], T],
-    doing: str,
-    flag: Interrupt,
-    *,
-    limit_s: float = math.inf,
-    turn: Callable[[], None] | None = None,
-) -> T:
-    """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done, or it
-    takes too long. Meanwhile the caller has a `turn` now and then.
-    """
-    deadline = time.monotonic() + limit_s
-    made: list[T] = []
-    failed: list[Exception] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            made.append(make())
-        except Exception as error:  # noqa: BLE001 - raised again, in the thread that asked
-            failed.append(error)
-        done.set()
-
-    threading.Thread(target=run, name="elasticrl-blocked", daemon=True).start()
-    while not done.wait(SLICE.total_seconds()):
-        flag.check(doing)
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{doing} was not done within {limit_s:g} s")
-        if turn is not None:
-            turn()
-    if failed:
-        raise failed[0]
-    return made[0]
+def _maker(kind: type[ElasticGroup]) -> Callable[[Store, int, int, timedelta], ElasticGroup]:
+    return lambda store, rank, size, timeout: kind(store, rank, size, timeout, _live)
 
 
-dist.Backend.register_backend(
-    BACKENDS["elastic"],
-    lambda store, rank, size, timeout: ElasticGroup(store, rank, size, timeout, _live),
-    devices=["cpu", "cuda"],
-)
-dist.Backend.register_backend(
-    BACKENDS["nccl"],
-    lambda store, rank, size, timeout: StreamGroup(store, rank, size, timeout, _live),
-    devices=["cuda"],
-)
+dist.Backend.register_backend(BACKENDS["elastic"], _maker(ElasticGroup), devices=["cpu", "cuda"])
+dist.Backend.register_backend(BACKENDS["nccl"], _maker(StreamGroup), devices=["cuda"])

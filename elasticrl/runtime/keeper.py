@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.contract.orders import Place
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Conditions, name_of, parse_name
@@ -61,7 +62,10 @@ CLOSE_S = 5.0  # for the writer to end, when all went well
 
 
 class Keeper:
-    """One worker's. It knows nothing of collectives: who calls it does."""
+    """One worker's. It knows nothing of collectives: who calls it does.
+
+    Long because the same states are kept in memory, by neighbours and on a disk, and each of the three waits for the others.
+    """
 
     def __init__(self, context: Context, *, writer: str, say: Callable[[str], None]) -> None:
         self.context = context
@@ -108,44 +112,30 @@ class Keeper:
     # -- a generation begins
 
     def begin(
-        self,
-        *,
-        generation: int,
-        rank: int,
-        world: int,
-        slots: int,
-        nodes: Collection[str],
-        lineage: Lineage,
-        segments: Iterable[Segment],
-        lanes: Iterable[int],
-        facts: Conditions,
-        whole: Whole | None = None,
-    ) -> None:
-        """This worker's place from now on, `slots` workers to its node, and the history it goes on from. What it goes on from
-        lies `whole` in the vaults, and stays there until this gang has sealed something; None: it came from elsewhere.
+        self, place: Place, *, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int], facts: Conditions,
+        whole: Whole | None = None, soon: bool = False,
+    ) -> None:  # fmt: skip
+        """This worker's place from now on, and the history it goes on from. What it goes on from lies `whole` in the vaults,
+        and stays there until this gang has sealed something; None: it came from elsewhere. `soon`: what is on disk would not
+        bring the job back, so the next whole step is saved.
         """
-        self._generation, self._rank, self._world = generation, rank, world
-        self._lineage, self._facts = lineage, facts
-        self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
-        threads = slots * self.context.tree.lanes.threads
+        self._generation, self._rank, self._world = place.generation, place.rank, place.world
+        self._lineage, self._facts, self._soon = lineage, facts, soon
+        nodes = sorted(set(place.nodes))
+        if self.context.own_disk:
+            mine = tuple(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
+            self._own = Own(shards=mine, nodes=place.nodes)
+            self._published = Published([place.nodes.index(node) for node in nodes])
+            self.ledger.nodes = tuple(nodes)
+        self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(nodes) - 1)
+        threads = place.slots * self.context.tree.lanes.threads
         self._scarce = len(os.sched_getaffinity(0)) < 2 * threads
         self.cost_s, self._begun, self._stalled_s = 0.0, time.monotonic(), 0.0
         self.kept, self.full, self._released, self._whole = None, None, False, None
         self._lost.clear()
         self.vault.sealed = tuple((layer.version, layer.generation) for layer in whole.layers) if whole else ()
         with self._softly():
-            self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
-
-    def publishing(self, *, rank: int, nodes: Sequence[str], soon: bool) -> None:
-        """Before a generation begins: the ranks' nodes, as each may have a disk of its own. `soon`: what is on disk would not
-        bring the job back, so the next whole step is saved.
-        """
-        self._soon = soon
-        if self.context.own_disk:
-            mine = tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
-            self._own = Own(shards=mine, nodes=tuple(nodes))
-            self._published = Published([nodes.index(node) for node in set(nodes)])
-            self.ledger.nodes = tuple(sorted(set(nodes)))
+            self.ledger.begin(generation=place.generation, lineage=lineage, segments=segments, lanes=lanes)
 
     def restored(self, values: Any) -> None:
         """The ledger's rows as of the version that is gone on from."""
@@ -170,14 +160,9 @@ class Keeper:
         self._notice()
         self._begun, self._stalled_s = time.monotonic(), 0.0
         ticket = self.vault.snapshot(
-            parts.capture(self._rank, self._world, but=unchanged),
-            version=version,
-            generation=self._generation,
-            shard=self._rank,
-            world=self._world,
-            lineage=self._lineage,
-            base=self.full if unchanged else None,
-        )
+            parts.capture(self._rank, self._world, but=unchanged), version=version, generation=self._generation,
+            shard=self._rank, world=self._world, lineage=self._lineage, base=self.full if unchanged else None,
+        )  # fmt: skip
         self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole, light=bool(unchanged))
         self.full = self.full if unchanged else version
 

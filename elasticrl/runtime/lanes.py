@@ -127,6 +127,11 @@ class Deal:
         assert 1 <= world <= lanes, f"{lanes} lanes cannot be dealt to {world} ranks: each needs at least one"
         return cls(lanes=lanes, carried=tuple(tuple(range(rank, lanes, world)) for rank in range(world)))
 
+    def leaves(self, parts: int) -> Deal:
+        """The same with each lane cut into so many leaves, which stay together."""
+        carried = tuple(tuple(lane * parts + i for lane in mine for i in range(parts)) for mine in self.carried)
+        return Deal(lanes=self.lanes * parts, carried=carried)
+
     @property
     def world(self) -> int:
         """The number of ranks."""

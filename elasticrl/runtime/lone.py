@@ -13,12 +13,15 @@ from hashlib import blake2b
 from typing import IO, TYPE_CHECKING
 
 from elasticrl.base.owned import made_closed, taken_by
+from elasticrl.contract.orders import Place
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.slots import BESIDE, files, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticrl.runtime.keeper import Keeper
 
 
 _held: weakref.WeakSet[IO[str]] = weakref.WeakSet()
@@ -59,6 +62,19 @@ def claim(vault: Path, notes_dir: Path) -> IO[str]:
             "that can be written to."
         ) from error
     return lock
+
+
+def only_place(keeper: Keeper) -> Place:
+    """That of a world of one, in a generation that is newer than all that is known here."""
+    shelf, context = keeper.shelf(), keeper.context
+    known = [holding.generation for holding in keeper.holdings()] + [entry.generation for entry in shelf]
+    generation = max(known, default=0) + 1
+    newest = max(shelf, key=lambda entry: (entry.generation, entry.version), default=None)
+    saved = newest.version.step if newest else 0  # elsewhere, perhaps: memory here may be older
+    return Place(
+        generation=generation, born=generation, rank=0, world=1, all_lanes=context.tree.lanes.count, resume=saved,
+        nodes=(context.node,),
+    )  # fmt: skip
 
 
 def _tidy(vault: Path, notes_dir: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
-from elasticrl.runtime.group import Broken, GangError, Interrupt, bounded
+from elasticrl.runtime.interrupt import Broken, GangError, Interrupt, bounded
 
 BRIEF_S, LONG_S = 0.0005, 0.05  # between two looks: a twentieth of what has been waited, within these
 EACH_S = 1e-4  # for each rank: all of them ask one store

@@ -66,20 +66,10 @@ class AdamW:
         new.copy_(old)
         torch.mul(grad, scale, out=spare[0])
         torch._fused_adamw_(
-            [new[0]],
-            [spare[0]],
-            [new[1]],
-            [new[2]],
-            [],
-            [torch.full((), float(count), device=grad.device)],
-            lr=self.lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            amsgrad=False,
+            [new[0]], [spare[0]], [new[1]], [new[2]], [], [torch.full((), float(count), device=grad.device)], lr=self.lr,
+            beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.weight_decay, eps=self.eps, amsgrad=False,
             maximize=False,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where a job is, and where the milliseconds of a generation's beginning went."""
+"""Where a job is, what of it is safe, and where the milliseconds of a generation's beginning went."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from elasticrl.runtime.rng import Streams
 
 
 @dataclass(slots=True)
@@ -19,6 +21,10 @@ class Progress:
     frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
     facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it: whoever goes on is compared
 
+    def streams(self, seed: int) -> Streams:
+        """The job's random streams there."""
+        return Streams(seed=seed, step=self.step, update=self.update)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
@@ -29,6 +35,19 @@ class Progress:
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
         self.frozen, self.facts = dict(state.get("frozen", {})), dict(state.get("facts", {}))  # older ones have none
+
+
+@dataclass(slots=True)
+class Sealed:
+    """What no single fault can take back."""
+
+    steps: int = 0
+    digest: str | None = None  # of the state after them; None where none was made (see lanes.digest)
+
+    def add(self, steps: int, digest: str | None) -> None:
+        """So many are, or the digest of as many has come."""
+        if steps > self.steps or (steps == self.steps and digest is not None):
+            self.steps, self.digest = steps, digest
 
 
 @dataclass(slots=True)

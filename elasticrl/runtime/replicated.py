@@ -63,18 +63,10 @@ class Replicated(Strategy):
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        rule_of: Callable[[str], Rule],
-        *,
-        deal: Deal,
-        rank: int = 0,
-        group: dist.ProcessGroup | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
-        point: Point = lambda _name: None,
-        shard: Shard | None = None,
-        offload: bool = False,
-    ) -> None:
+        self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
+        group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
+        shard: Shard | None = None, offload: bool = False,
+    ) -> None:  # fmt: skip
         """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.

@@ -15,19 +15,15 @@ from elasticrl.runtime.agree import Agreed, agree
 from elasticrl.runtime.checkpoint.local import NEWEST
 from elasticrl.runtime.checkpoint.shelf import Found, newest_good
 from elasticrl.runtime.disks import Disk, agree_on_disks
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.keeper import SLICE_S
 from elasticrl.runtime.vault.errors import CheckpointStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticrl.config import Tree
-    from elasticrl.contract.beats import Beat
-    from elasticrl.contract.orders import Place
-    from elasticrl.contract.seat import OwnSeat
-    from elasticrl.runtime.context import Context
-    from elasticrl.runtime.group import Gang, Interrupt
+    from elasticrl.runtime.generation import Generation, Worker
+    from elasticrl.runtime.interrupt import Interrupt
     from elasticrl.runtime.keeper import Keeper
 
 _T = TypeVar("_T")
@@ -36,29 +32,22 @@ _T = TypeVar("_T")
 class Search:
     """One worker's, for all its generations: since when disks are missed outlasts each of them."""
 
-    def __init__(self, context: Context, seat: OwnSeat | None, beat: Beat, say: Callable[[str], None]) -> None:
-        self._context, self._seat, self._beat, self._say = context, seat, beat, say
-        self._tree: Tree = context.tree
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._context, self._tree = worker, worker.context, worker.context.tree
         self._lacking_since: float | None = None  # when disks that are not here were first missed
-        self.waits = False  # for disks, in a gang that has formed: a plan that only adds to it need not end that
-        self.coming: Interrupt | None = None  # the flag of a gang to which one adds: it is set when those are there
 
-    def agree(self, place: Place, keeper: Keeper, gang: Gang) -> Agreed:
+    def agree(self, generation: Generation, keeper: Keeper) -> Agreed:
         """What all go on from. Collective."""
-        told = self._seat.committed if self._seat else None
+        place, gang = generation.place, generation.gang
+        told = self._worker.seat.committed if self._worker.seat else None
         commit, reloads = told.manifest if told else None, place.rung == Rung.RELOAD
         committed = told.generation if told and told.step == place.resume else None
         holdings = keeper.holdings(speaks=place.slot == 0)
         if not self._context.own_disk:
             return agree(
-                self._context.node,
-                holdings,
-                gang,
-                lambda: self._look(keeper, commit, gang.flag),
-                floor=0 if reloads else place.resume,
-                committed=committed,
-                disk=reloads,
-            )
+                self._context.node, holdings, gang, lambda: self._look(keeper, commit, gang.flag),
+                floor=0 if reloads else place.resume, committed=committed, disk=reloads,
+            )  # fmt: skip
         since = self._lacking_since
         disk = Disk(
             place=keeper.place, vault=self._context.vault, job=self._context.job, node=self._context.node,
@@ -67,7 +56,7 @@ class Search:
         )  # fmt: skip
         agreed = agree_on_disks(
             disk, holdings, gang, floor=place.resume, committed=committed, reload=reloads, commit=commit,
-            waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, gang.flag),
+            waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, generation),
             patiently=lambda read: self._patiently(read, gang.flag),
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
@@ -90,33 +79,35 @@ class Search:
                 if time.monotonic() > begun + limit_s:
                     raise
                 if not said:
-                    self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
+                    self._worker.say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
                     said = True
             self._pause(flag, "checkpoints", "checkpoints cannot be read")
 
-    def _await_disks(self, flag: Interrupt, why: str, waited_s: float) -> None:
+    def _await_disks(self, generation: Generation, why: str, waited_s: float) -> None:
         """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
         limit_s = self._tree.checkpoint.wait_s
         now = time.monotonic()
         self._lacking_since = now - waited_s
         if waited_s >= limit_s:
             return
-        self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
-        self._beat.training()
-        self.waits = True
+        self._worker.say(
+            f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)"
+        )
+        self._worker.beat.training()
+        generation.misses = True
         try:
-            with self._beat.within("disks"):
-                while time.monotonic() < now + limit_s - waited_s or self.coming is flag:
-                    self._pause(flag, "disks", "parts of the newest checkpoint are still missing")
+            with self._worker.beat.within("disks"):
+                while time.monotonic() < now + limit_s - waited_s or generation.added:
+                    self._pause(generation.flag, "disks", "parts of the newest checkpoint are still missing")
         finally:
-            self.waits = False
+            generation.misses = False
 
     def _pause(self, flag: Interrupt, what: str, lack: str) -> None:
         """Between two looks of a wait that `checkpoint.wait` bounds, and another plan or the order to end cuts short."""
         flag.check(f"waiting for {what}")
-        if self._seat and self._seat.halt:
+        if self._worker.seat and self._worker.seat.halt:
             raise GangError(f"it is time to end, and {lack}")
-        self._beat.still()
+        self._worker.beat.still()
         time.sleep(SLICE_S)  # nobody tells when a file server is back
 
 

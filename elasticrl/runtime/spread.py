@@ -14,18 +14,43 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
-from elasticrl.runtime.zero import Zero
+from elasticrl.runtime.zero import CLOSE, Zero
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elasticrl.config import Tree
+    from elasticrl.runtime.agree import Agreed
     from elasticrl.runtime.context import Context
+    from elasticrl.runtime.generation import Generation
     from elasticrl.runtime.group import Gang
     from elasticrl.runtime.lanes import Deal
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
-    from elasticrl.runtime.trained import Trained
+    from elasticrl.runtime.trained import Registered, Trained
+
+
+def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str]:
+    """New strategies around all models. Returns the roles whose shard is in this process's memory already."""
+    worker, tree = generation.worker, generation.worker.context.tree
+    leaves = generation.deal.leaves(generation.parts_per_lane)
+    count = given.counts.get(agreed.version) if agreed.remembered else None
+    given.counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
+    here: set[str] = set()
+    held = given.let_go(count)
+    # With something allowed to be amiss in a checkpoint, a role of its own may not be in it.
+    filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
+    for name, role in given.roles.items():
+        shard = held.pop(name, None)
+        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp"
+        role.strategy = strategy_for(name, role, worker.context, generation.gang, deal=leaves, shard=shard, fills=fills)
+        generation.fills = False
+        if shard is not None and role.strategy.shard is shard and count is not None:
+            shard.go_to(count)
+            here.add(name)
+    if any(isinstance(role.strategy, Zero) for role in given.roles.values()):
+        worker.say_once(CLOSE)
+    return here
 
 
 def strategy_for(
@@ -74,13 +99,6 @@ def strategy_for(
     from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
 
     return Fsdp(
-        build,
-        role.rule_of,
-        deal=deal,
-        rank=gang.rank,
-        group=group,
-        device=device,
-        shard=shard,
-        offload=host,
+        build, role.rule_of, deal=deal, rank=gang.rank, group=group, device=device, shard=shard, offload=host,
         fills=fills,
-    )
+    )  # fmt: skip

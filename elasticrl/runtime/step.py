@@ -1,58 +1,69 @@
 """What a script holds of a run inside of its loop: a step, and a lane's turn in it.
 
-The one idea: each is a number and a way back to the run, so a fault inside of it is kept there, cuts the step short, and is no
-error of the script's.
+The one idea: a step is a number, and its body is all that is under way in it. A fault inside is kept in the body's generation,
+cuts the step short, and is no error of the script's.
 """
 
-# ruff: noqa: SLF001 - a run, its steps and its lanes are one class in three
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime import alike
+from elasticrl.runtime.interrupt import GangError
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.vault.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from elasticrl.runtime.data.cursor import SampleId
     from elasticrl.runtime.lanes import Turn
     from elasticrl.runtime.rng import Streams
-    from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.sealing import Sealing
+    from elasticrl.runtime.strategy import Reduced
 
 
 class Step(int):
     """A step's number, counted from 0. As a context it swallows what cuts the step short; `steps` then repeats it."""
 
-    _run: Run
+    _body: Body
+
+    @classmethod
+    def of(cls, number: int, body: Body) -> Self:
+        """The step that `body` makes."""
+        step = cls(number)
+        step._body = body
+        return step
 
     def __enter__(self) -> Self:
-        self._run._guarded = True
+        self._body.guarded = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        self._run._guarded = False
+        self._body.guarded = False
+        generation = self._body.generation
         if not isinstance(error, GangError):
             # What an aborted collective let through may be anything, and a program that looks at it says so. Its own fault
             # comes again with the step.
-            reason = self._run._flag.reason
+            reason = generation.flag.reason
             if reason is None or not isinstance(error, Exception):
                 return False
             error = GangError(f"{type(error).__name__} ({error}) in a step that was given up: {reason}")
-        self._run._cut_by(error)
+        generation.cut_by(error)
         return True
 
 
 class Lane:
     """One lane's turn: its samples, its random streams, its tally, its leaf of the gradient's tree."""
 
-    def __init__(self, run: Run, turn: Turn, tally: Tally, streams: Streams) -> None:
+    def __init__(self, body: Body, turn: Turn, tally: Tally, streams: Streams) -> None:
         self.index, self.ghost = turn.lane, turn.ghost
         self.tally = tally
         self.streams = streams.at(lane=turn.lane)
-        self._run = run
+        self._body = body
         self.over = False
 
     @contextmanager
@@ -64,18 +75,175 @@ class Lane:
             with self.streams.ambient(purpose):
                 yield
         except GangError as error:
-            self._run._cut_by(error)
+            self._body.generation.cut_by(error)
 
     def ids(self) -> tuple[SampleId, ...]:
         """The samples of the registered cursor that this lane trains on now; they go into the ledger with the update."""
-        return self._run._take(self)
+        return self._body.take(self)
 
     def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
         """These samples enter the next update, for scripts that choose samples by themselves."""
         if not self.ghost:
-            self._run._used.append((self.index, turn, tuple(ids)))
+            self._body.used.append((self.index, turn, tuple(ids)))
 
     def done(self) -> None:
         """The backward pass is over."""
         self.over = True
-        self._run._done()
+        self._body.lane_done()
+
+
+class Body:
+    """All that is under way in one step. It holds no tensors: a script may still have its step while the next gang's models are
+    built.
+    """
+
+    def __init__(self, sealing: Sealing) -> None:
+        self.sealing, self.generation, self.keeper = sealing, sealing.generation, sealing.keeper
+        self.given, self.progress = sealing.given, sealing.progress
+        self.guarded = False  # what cuts it short ends it at once
+        self.used: list[tuple[int, int, tuple[SampleId, ...]]] = []  # leaf, turn and samples of the next update
+        self._counted = False  # its updates are made in `updates`
+        self._changed = False  # an update since the newest state that was kept, after which it could be taken up
+        self._lane: Lane | None = None
+        self._role = ""  # whose lane it is
+        self.keeper.loose()
+
+    def passes(self, role: str) -> Iterator[Lane]:
+        """The turns of this rank's lanes in one update of a role."""
+        generation = self.generation
+        if generation.cut:
+            return
+        strategy = self.given.role(role).live
+        with self._cut_short():
+            if (
+                self._changed and self.sealing.worth
+            ):  # a further update of this step: the last one's state is kept first
+                self.sealing.settle()
+                self._keep()
+            streams = self.progress.streams(generation.worker.context.tree.job.seed)
+            for turn in strategy.turns:
+                generation.flag.check(f"lane {turn.lane}")
+                self._role = role
+                self._lane = lane = Lane(self, turn, strategy.begin(turn), streams)
+                yield lane
+                if generation.cut:
+                    return
+                if not lane.over:
+                    raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
+
+    def lane_done(self) -> None:
+        """The backward pass of a lane's turn is over."""
+        self._lane = None
+        if self._role and not self.generation.cut:
+            with self._cut_short():
+                self.given.role(self._role).live.done()
+
+    def take(self, lane: Lane) -> tuple[SampleId, ...]:
+        """The cursor's samples for a lane's turn."""
+        cursor, progress = self.given.cursor, self.progress
+        if cursor is None:
+            raise Misuse("lane.ids() needs a cursor: run.register(data=Cursor(...)).")
+        draws = cursor.walk.draws
+        ids = cursor.ids(progress.step, progress.update % draws, lane.index // self.generation.parts_per_lane)
+        lane.used(ids, turn=progress.update // draws)
+        return ids
+
+    def updates(self, count: int) -> Iterator[int]:
+        """The numbers of those updates that are not whole everywhere yet."""
+        while self.generation.cut is None and self.progress.update < count:
+            self._counted, number = True, self.progress.update
+            yield number
+            if self.generation.cut is None and self.progress.update != number + 1:
+                made = self.progress.update - number
+                raise Misuse(
+                    f"run.updates({count}) counts its rounds by run.update(), which was called {made} times in one."
+                )
+
+    def update(
+        self, *, scale: float, max_norm: float | None, lr_factor: float, keeps: bool | None
+    ) -> Mapping[str, Reduced] | None:
+        """One version of all roles. None: the step was cut short."""
+        with self._cut_short():
+            self.generation.check_cut()
+            found = self._reduce()
+            live = [role.live for role in self.given.roles.values()]
+            for strategy in live:
+                strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+            for strategy in live:
+                strategy.publish()
+            for strategy in live:
+                strategy.seal()
+            self._count()
+            self._changed = self._counted if keeps is None else keeps
+        return None if self.generation.cut else found
+
+    def keep(self, *, always: bool) -> None:
+        """The state as it is now is worth keeping, `always` or where that costs little. Raises what cuts the step short."""
+        self.generation.check_cut()
+        full = self.keeper.full
+        if full is not None and self.given.counts.get(full) != self.progress.count:
+            return
+        self.sealing.settle()  # where all hear of each other how long it is since the last one
+        if always or self.sealing.worth:
+            # In a gang that is broken up it may be what an aborted pass let through.
+            self.generation.flag.check("keeping what was made")
+            self._keep(unchanged=self.given.roles if full is not None else ())
+
+    def end(self) -> None:
+        """The body is through: its state is kept, and the next step may come."""
+        progress, given, sealing = self.progress, self.given, self.sealing
+        if self._lane is not None:
+            raise Misuse(f"lane {self._lane.index} was not done(): call lane.done() after its backward pass.")
+        for role in given.roles.values():
+            role.buffers.check()
+        if given.cursor is not None:
+            given.cursor.advance(progress.step, given.cursor.walk.draws - 1)
+        sealing.settle()
+        progress.step, progress.update, progress.mark = progress.step + 1, 0, 0
+        sealing.keep(Version(progress.step), whole=True)
+        sealing.heed_halts()
+        if sealing.ending:
+            sealing.save_last()
+
+    def _keep(self, unchanged: Collection[str] = ()) -> None:
+        self.sealing.keep(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
+        self._changed = False
+        self.keeper.loose()  # the script goes on, and may change in place what it registered
+        self.sealing.part_inside()
+
+    def _reduce(self) -> dict[str, Reduced]:
+        """Up to the vote, which seals the state before this update."""
+        self.sealing.await_copies()
+        self.keeper.taken()
+        self.generation.flag.check("update")  # a gang of one comes to no collective that would look
+        said = self.sealing.say()
+        found: dict[str, Reduced] = {}
+        last = list(self.given.roles)[-1]
+        for name, role in self.given.roles.items():
+            found[name] = role.live.reduce(said if name == last else ())
+        if not self.sealing.hear(found[last].notes):
+            # else a gradient of corrupted parameters is no doing of the script's
+            alike.check_finite(found, self.progress)
+        return found
+
+    def _count(self) -> None:
+        """An update is made."""
+        progress = self.progress
+        for leaf, turn, ids in self.used:
+            self.keeper.used(
+                Version(progress.step, progress.mark + 1), leaf // self.generation.parts_per_lane, ids, turn
+            )
+        self.used = []
+        progress.update += 1
+        progress.count += 1
+        self.sealing.poll()
+
+    @contextmanager
+    def _cut_short(self) -> Iterator[None]:
+        """A fault inside is kept; where the script has a `with step:`, that ends."""
+        try:
+            yield
+        except GangError as error:
+            self.generation.cut_by(error)
+            if self.guarded:
+                raise

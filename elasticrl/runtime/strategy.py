@@ -38,17 +38,9 @@ if TYPE_CHECKING:
 
 # Where a chaos test may stop a rank, in the order they are passed. "reduce", "apply" and "gather" are in the middle of it.
 POINTS = (
-    "before_reduce",
-    "reduce",
-    "after_reduce",
-    "before_apply",
-    "apply",
-    "after_apply",
-    "before_gather",
-    "gather",
-    "after_gather",
-    "before_seal",
-)
+    "before_reduce", "reduce", "after_reduce", "before_apply", "apply", "after_apply", "before_gather", "gather",
+    "after_gather", "before_seal",
+)  # fmt: skip
 Point = Callable[[str], None]
 
 

@@ -14,21 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 KINDS: Mapping[str, str] = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "all_gather_single": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "alltoall": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
+    "allgather_coalesced": "all_gather", "all_gather_single": "all_gather", "_allgather_base": "all_gather",
+    "all_gather_single_coalesced": "all_gather", "allgather_into_tensor_coalesced": "all_gather",
+    "alltoall": "all_to_all", "all_to_all_single": "all_to_all", "alltoall_base": "all_to_all",
+    "reduce_scatter": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter",
-}
+}  # fmt: skip
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a script gives to be trained: a model, and the rule of each of its parameters.
+"""What a script gives to be trained: models, the rule of each of their parameters, and what else belongs to the state.
 
 The one idea: the script's objects stay the script's. A model keeps its identity through generations (or is built anew by the
 script's own function, where it is bound to one gang), and a torch optimizer is only looked at for its settings.
@@ -6,13 +6,19 @@ script's own function, where it is bound to one gang), and a torch optimizer is 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elasticrl.runtime.buffers import Buffers
+from elasticrl.runtime.checkpoint.flat import FlatShard
+from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts, Replicated
+from elasticrl.runtime.data.cursor import Cursor, Segment
+from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import parameters
 from elasticrl.runtime.optim import Rule, follow
@@ -22,9 +28,14 @@ if TYPE_CHECKING:
 
     from elasticrl.config import Tree
     from elasticrl.config.training import TrainedPlacement
+    from elasticrl.runtime.data.ledger import Ledger
+    from elasticrl.runtime.progress import Progress
+    from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
+    from elasticrl.runtime.vault.version import Version
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
+NO_GANG = "There is no gang yet: this works inside of `for step in run.steps()`."
 Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
 
 
@@ -41,7 +52,7 @@ class Trained:
     def live(self) -> Strategy:
         """The strategy; there is one inside of a step."""
         if self.strategy is None:
-            raise Misuse("There is no gang yet: this works inside of `for step in run.steps()`.")
+            raise Misuse(NO_GANG)
         return self.strategy
 
     @property
@@ -73,6 +84,119 @@ class Settings:
         """As they were."""
         for group, saved in zip(self._groups, state["groups"], strict=True):
             group.update({name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()})
+
+
+class Registered:
+    """All that one script has given, through all generations."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.roles: dict[str, Trained] = {}
+        self.others: dict[str, Part] = {}
+        self.cursor: Cursor | None = None
+        self.asked: int | None = None  # so many steps, by the script or the file; None: as many as there are data for
+        self.letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
+        self.parts = Parts()  # all of the state, as this generation keeps it
+        self.counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
+        self.begun = False  # an update was sealed: there is no beginning anew
+        self._tree = tree
+        self._first: dict[str, Any] | None = None  # the others' state before anything was done, until `begun`
+
+    def train(self, name: str, model: torch.nn.Module | Build, optimizer: Optimizer) -> None:
+        """A role."""
+        self.roles[name] = role = Trained(model, rules(optimizer, model), Buffers(name))
+        if isinstance(model, torch.nn.Module):
+            check_rules(name, model, role.rule_of)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self.others[f"{name}_settings"] = Settings(optimizer)
+
+    def add(self, name: str, part: Part) -> None:
+        """What else belongs to the state."""
+        if name in self.others or name in self.roles or name in {"run", "ledger", "ambient"}:
+            raise Misuse(f"There is a part called {name!r} already.")
+        if isinstance(part, Cursor):
+            if self.cursor is not None:
+                raise Misuse("There can be one cursor: it is what the ledger is audited against.")
+            self.cursor = part
+        self.others[name] = part
+
+    def role(self, name: str) -> Trained:
+        """One of those that are trained."""
+        try:
+            return self.roles[name]
+        except KeyError:
+            raise Misuse(f"{name!r} is not trained here; there are {sorted(self.roles)}.") from None
+
+    @property
+    def limit(self) -> int | None:
+        """So many steps; None: no end. A cursor that was restored may have more or fewer than it began with."""
+        return self.asked if self.asked is not None else self.cursor.steps if self.cursor else None
+
+    @property
+    def interleaved(self) -> bool:
+        """How lanes are dealt to ranks."""
+        return any(strategy_of(self._tree, name) == "fsdp" for name in self.roles)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What the ledger is audited against: the cursor's, else those of the stream that is registered."""
+        streams = (part for part in self.others.values() if isinstance(part, StreamLoader))
+        walked = self.cursor or next(streams, None)
+        return walked.segments if walked else ()
+
+    def let_go(self, count: int | None) -> dict[str, Shard]:
+        """Ends the last generation's strategies, all before a new one is built: with a sharded model there would be two of it
+        in memory. Returns the roles' shards that have the state after `count` updates.
+        """
+        for call in self.letting_go:
+            call()
+        held: dict[str, Shard] = {}
+        built = False
+        for name, role in self.roles.items():
+            if role.strategy is not None:
+                if count is not None and count in role.strategy.shard.held:
+                    held[name] = role.strategy.shard
+                built = built or not isinstance(role.given, torch.nn.Module)
+            role.let_go()
+        self.parts = Parts()
+        if built:
+            gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
+        return held
+
+    def capture(self, progress: Progress, ledger: Ledger) -> None:
+        """From here on `parts` are all that is registered, and what a run keeps beside it."""
+        self.parts = parts = Parts()
+        for name, role in self.roles.items():
+            parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"), steady=True)
+        for name, part in self.others.items():
+            parts.register(name, part)
+        parts.register("run", progress)
+        parts.register("ambient", Ambient())  # for libraries that draw from nobody's stream
+        parts.register("ledger", ledger)
+
+    def note_first(self, *, made: bool) -> bool:
+        """What a beginning anew would begin with, if nobody has put anything into it yet (`made`). Returns whether this process
+        has lived through a beginning before.
+        """
+        if self._first is not None:
+            return True
+        if not (made or self.begun):
+            whole = {name: self.parts.part(name) for name in (*self.others, "ambient")}
+            self._first = {name: deepcopy(p.state_dict()) for name, p in whole.items() if isinstance(p, Replicated)}
+        return False
+
+    def begin_anew(self) -> None:
+        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
+        assert self._first is not None
+        for name in (*self.others, "ambient"):
+            part = self.parts.part(name)
+            if isinstance(part, Replicated):
+                part.load_state_dict(deepcopy(self._first[name]))
+            elif isinstance(part, Emptied):
+                part.empty()
+
+    def forget_first(self) -> None:
+        """An update was sealed."""
+        self._first, self.begun = None, True
 
 
 def rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str], Rule]:

@@ -48,20 +48,10 @@ class Zero(Strategy):
     """`build(mesh)` returns the whole model, with the same parameters for every world; DeepSpeed shards it in place."""
 
     def __init__(
-        self,
-        build: Callable[[DeviceMesh], torch.nn.Module],
-        rule_of: Callable[[str], Rule],
-        *,
-        deal: Deal,
-        rank: int,
-        group: dist.ProcessGroup,
-        stage: int,
-        offload: bool = False,
-        device: str = "cpu",
-        bucket_bytes: int = 16 << 20,
-        point: Point = lambda _name: None,
-        shard: Shard | None = None,
-    ) -> None:
+        self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,
+        group: dist.ProcessGroup, stage: int, offload: bool = False, device: str = "cpu", bucket_bytes: int = 16 << 20,
+        point: Point = lambda _name: None, shard: Shard | None = None,
+    ) -> None:  # fmt: skip
         """With `offload` the master weights and the optimizer's state are in the host's memory, and computed there.
 
         `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.

@@ -30,7 +30,8 @@ import torch.distributed as dist
 from elasticrl.contract.model import Commit
 from elasticrl.contract.orders import Halt, Place
 from elasticrl.contract.seat import Order, OwnSeat
-from elasticrl.runtime.group import Gang, GangError, Interrupt, form
+from elasticrl.runtime.group import Gang, form
+from elasticrl.runtime.interrupt import GangError, Interrupt
 
 SIZE = 4096
 

@@ -23,7 +23,7 @@ from elasticrl.ppo.rollout import circle, feeder, weights
 from elasticrl.ppo.rollout.circle import Circle, open_store
 from elasticrl.ppo.rollout.intake import Intake
 from elasticrl.ppo.rollout.wire import Frame
-from elasticrl.runtime.group import Interrupt
+from elasticrl.runtime.interrupt import Interrupt
 
 LIVES = count(1)
 SHORT = replace(LIMITS, sync_s=24.0)  # a quarter of it for a circle to form, on a busy machine

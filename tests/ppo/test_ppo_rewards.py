@@ -23,7 +23,7 @@ from elasticrl.contract.model import OUTSIDE
 from elasticrl.core.node.suspect import Budgets, Timeouts
 from elasticrl.ppo import models, rewards
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 
 
 def answer(i, prompt="3141", response="1413"):

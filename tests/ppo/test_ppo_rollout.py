@@ -24,7 +24,7 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine, draw
 from elasticrl.ppo.rollout.made import sampling_of
-from elasticrl.runtime.group import GangError
+from elasticrl.runtime.interrupt import GangError
 
 GAP = 1e-5  # nats, float32: between the cached forward passes of generation and the trainer's whole one (1e-7 to 1e-6 seen)
 EOS, PAD = 11, 10

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from elasticrl.runtime.fsdp import Fsdp
-from elasticrl.runtime.group import Gang, GangError, form
+from elasticrl.runtime.group import Gang, form
+from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.layout import Layout
 from elasticrl.runtime.misuse import Misuse

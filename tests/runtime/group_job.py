@@ -19,7 +19,8 @@ from elasticrl.runtime import group
 from elasticrl.runtime.agree import agree
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import newest_good
-from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
+from elasticrl.runtime.group import ElasticGroup, Gang, settle
+from elasticrl.runtime.interrupt import Broken, GangError, Interrupt, Interrupted
 from elasticrl.runtime.torch_names import all_gather_single, reduce_scatter_single
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.version import Cut, Version

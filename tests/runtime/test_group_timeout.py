@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from chaos.patience import patience
 from elasticrl.runtime import group
-from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt, Interrupted, StreamGroup, bounded
+from elasticrl.runtime.group import ElasticGroup, StreamGroup
+from elasticrl.runtime.interrupt import Broken, Interrupt, Interrupted, bounded
 
 
 def test_a_collective_that_a_rank_never_enters_ends_with_the_timeout_that_was_set_after_forming() -> None:

@@ -12,6 +12,7 @@ from vault_nodes import cluster, holdings, ring, until
 
 from chaos.patience import patience
 from elasticrl.config.tree import Tree
+from elasticrl.contract.orders import Place
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.context import Context
 from elasticrl.runtime.keeper import Keeper, facts_of
@@ -22,10 +23,9 @@ from elasticrl.runtime.vault.version import Cut, Version
 def begun(context: Context, say: Callable[[str], None], *nodes: str, writer: str = "w0", start: int = 0) -> Keeper:
     """A worker's, in a gang of its own on the first of these nodes."""
     keeper = Keeper(context, writer=writer, say=say)
-    keeper.begin(
-        generation=1, rank=0, world=1, slots=1, nodes=nodes, lineage=(Cut(1, Version(start)),), segments=(), lanes=(0,),
-        facts=facts_of(context, batch=1, data=""),
-    )  # fmt: skip
+    place = Place(generation=1, born=1, rank=0, world=1, all_lanes=1, nodes=nodes)
+    history = (Cut(1, Version(start)),)
+    keeper.begin(place, lineage=history, segments=(), lanes=(0,), facts=facts_of(context, batch=1, data=""))
     return keeper
 
 
@@ -260,10 +260,9 @@ def test_a_shard_that_will_not_come_is_told_with_a_vote_and_its_save_given_up(tm
     for rank in range(2):
         context = Context(tree=tree, node=f"n{rank}", vault=tmp_path / f"n{rank}", alone=False)
         keeper = Keeper(context, writer="w0", say=told.append)
-        keeper.begin(
-            generation=1, rank=rank, world=2, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(),
-            lanes=(rank,), facts=facts_of(context, batch=1, data=""),
-        )  # fmt: skip
+        place = Place(generation=1, born=1, rank=rank, world=2, all_lanes=2, nodes=("n0", "n1"))
+        history = (Cut(1, Version(0)),)
+        keeper.begin(place, lineage=history, segments=(), lanes=(rank,), facts=facts_of(context, batch=1, data=""))
         keeper.keep(parts, Version(1), steps=1, whole=True)
         keeper.kept.ticket.wait_sealed(5)
         keepers.append(keeper)

@@ -87,11 +87,11 @@ with elasticrl.runtime.join("job.yaml") as run:
                 run.model(torch.ones(2)).sum().backward()
                 lane.done()
             if step == 1:
-                run._flag.set("another plan")
+                run._generation.flag.set("another plan")
                 raise ValueError("no number, as an aborted collective left it")
             run.update()
         if step == 1:
-            print(run._cut, flush=True)
+            print(run._generation.cut, flush=True)
             break
 """
 
@@ -108,11 +108,11 @@ with elasticrl.runtime.join("job.yaml") as run:
     run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
     for step in run.steps(3):
         with step:
-            run._settle_votes()  # as after a resume in the middle of a step: there is nothing to be voted on
+            run._sealing.settle()  # as after a resume in the middle of a step: there is nothing to be voted on
             before = run._keeper.kept
-            run._flag.set("another plan")
+            run._generation.flag.set("another plan")
             run.keep()
-        print("kept" if run._keeper.kept is not before else "not kept", run._cut, flush=True)
+        print("kept" if run._keeper.kept is not before else "not kept", run._generation.cut, flush=True)
         break
 """
 
@@ -313,7 +313,7 @@ with elasticrl.runtime.join("job.yaml") as run:
             run.model(torch.ones(2)).sum().backward()
             lane.done()
         run.update()
-        print("first", run._first is not None, flush=True)
+        print("first", run._given._first is not None, flush=True)
 """
 
 

@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from elasticrl.base.address import join, split
 from elasticrl.ppo.rollout.weights import PIECE, Torn
-from elasticrl.runtime.group import Asking, ElasticGroup, GangError, Interrupt, StreamGroup, reach
+from elasticrl.runtime.group import ElasticGroup, StreamGroup
+from elasticrl.runtime.interrupt import Asking, GangError, Interrupt, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ class Circle:
         if transport == "nccl":
             self._group: ElasticGroup = StreamGroup(self._store, rank, world, limit, flag)
         else:
-            self._group = ElasticGroup(self._store, rank, world, limit, flag, host=host)
+            self._group = ElasticGroup(self._store, rank, world, limit, flag, at=host)
 
     def probe(self) -> float:
         """Seconds for `PROBE` bytes to all, and a word back from each. All ends call it."""

@@ -20,7 +20,7 @@ import torch
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.circle import FAILURES, PROBE, Circle, Transport, open_store
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
-from elasticrl.runtime.group import Interrupt
+from elasticrl.runtime.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,15 +27,9 @@ MODELS = ("model.", "actor.")  # what a model is registered as: by most programs
 
 
 def export(
-    place: Place,
-    name: str,
-    target: Path,
-    *,
-    prefix: str | None = None,
-    dtype: str | None = None,
-    beside: Iterable[Path] = (),
-    max_bytes: int = MAX_BYTES,
-) -> tuple[Path, ...]:
+    place: Place, name: str, target: Path, *, prefix: str | None = None, dtype: str | None = None,
+    beside: Iterable[Path] = (), max_bytes: int = MAX_BYTES,
+) -> tuple[Path, ...]:  # fmt: skip
     """Write the tensors whose names start with `prefix` (without it) into the new directory `target`; the files are returned.
     None: the first of MODELS that is there.
 

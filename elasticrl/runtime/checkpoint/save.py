@@ -123,19 +123,10 @@ def refuse(place: Place, stamp: Stamp) -> None:
 
 
 def finish(
-    place: Place,
-    *,
-    version: Version,
-    generation: int,
-    world: int,
-    facts: Conditions,
-    parent: str | None = None,
-    lineage: Lineage = (),
-    timeout_s: float = 600.0,
-    own: Collection[int] | None = None,
-    nodes: Sequence[str] = (),
+    place: Place, *, version: Version, generation: int, world: int, facts: Conditions, parent: str | None = None,
+    lineage: Lineage = (), timeout_s: float = 600.0, own: Collection[int] | None = None, nodes: Sequence[str] = (),
     hopeless: Callable[[], str] = lambda: "",
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """Wait until every shard is staged, then publish. One process of the gang does this. `hopeless` may say why the missing
     ones will not come.
 
@@ -161,18 +152,11 @@ def finish(
             out.write(dcp.metadata(tables, objects, OBJECTS, paths))
         files.append(out.entry(METADATA))
         manifest = Manifest(
-            version=version,
-            generation=generation,
-            world=world,
-            parent=parent,
-            facts=machine_facts(facts),
-            contents=_contents(tables, values),
-            files=tuple(files),
-            lineage=lineage,
-            written=datetime.now(UTC).isoformat(timespec="seconds"),
-            own=None if own is None else tuple(sorted(own)),
+            version=version, generation=generation, world=world, parent=parent, facts=machine_facts(facts),
+            contents=_contents(tables, values), files=tuple(files), lineage=lineage,
+            written=datetime.now(UTC).isoformat(timespec="seconds"), own=None if own is None else tuple(sorted(own)),
             nodes=tuple(nodes),
-        )
+        )  # fmt: skip
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:
             out.write(manifest.encode())

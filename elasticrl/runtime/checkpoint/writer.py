@@ -132,18 +132,11 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
             hope.own_s = time.monotonic() - began
             if request["finish"]:
                 manifest = finish(
-                    where,
-                    version=stamp.version,
-                    generation=stamp.generation,
-                    world=stamp.world,
-                    facts=Conditions(**request["facts"]),
-                    parent=request["parent"],
-                    lineage=stamp.lineage,
-                    timeout_s=request["timeout_s"],
-                    own=own["shards"] if own else None,
-                    nodes=own["nodes"] if own else (),
-                    hopeless=hope,
-                )
+                    where, version=stamp.version, generation=stamp.generation, world=stamp.world,
+                    facts=Conditions(**request["facts"]), parent=request["parent"], lineage=stamp.lineage,
+                    timeout_s=request["timeout_s"], own=own["shards"] if own else None,
+                    nodes=own["nodes"] if own else (), hopeless=hope,
+                )  # fmt: skip
                 answer["manifest"] = manifest.name
         except (StateError, OSError) as error:
             answer |= {"ok": False, "why": str(error)}

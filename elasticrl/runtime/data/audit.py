@@ -146,19 +146,11 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         problems.extend(f"step {step}: {_use(use)} was used and is not among the step's samples" for use in strange)
     absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
     return Audit(
-        steps=max(last - first + 1, 0),
-        last=last,
-        samples=sum(len(uses) for step, uses in used.items() if step <= last),
-        generations=len(read.lineages),
-        superseded=len(known) - len(lie),
-        repeated=read.repeated,
-        torn=read.torn,
-        beyond=beyond,
-        duplicates=tuple(duplicates),
-        missing=() if absent else tuple(missing),
-        problems=tuple(problems),
+        steps=max(last - first + 1, 0), last=last, samples=sum(len(uses) for step, uses in used.items() if step <= last),
+        generations=len(read.lineages), superseded=len(known) - len(lie), repeated=read.repeated, torn=read.torn,
+        beyond=beyond, duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
         absent=tuple(absent),
-    )
+    )  # fmt: skip
 
 
 def _read(run_dir: Path) -> _Read:

@@ -45,16 +45,9 @@ class Loader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        cursor: Cursor,
-        *,
-        collate: Callable[[list[Any]], Any] = list,
-        workers: int = 2,
-        kind: Literal["thread", "process"] = "thread",
-        ahead: int = 2,
-        timeout_s: float = 120.0,
-    ) -> None:
+        self, dataset: Any, cursor: Cursor, *, collate: Callable[[list[Any]], Any] = list, workers: int = 2,
+        kind: Literal["thread", "process"] = "thread", ahead: int = 2, timeout_s: float = 120.0,
+    ) -> None:  # fmt: skip
         if not isinstance(dataset, MapStyle):
             raise DataError(
                 f"{type(dataset).__name__} has no length or no items by number: for a stream use StreamLoader."

@@ -152,16 +152,9 @@ class Vault:
     # -- writing
 
     def snapshot(
-        self,
-        content: Content,
-        *,
-        version: Version,
-        generation: int,
-        shard: int,
-        world: int,
-        lineage: Lineage = (),
+        self, content: Content, *, version: Version, generation: int, shard: int, world: int, lineage: Lineage = (),
         base: Version | None = None,
-    ) -> Ticket:
+    ) -> Ticket:  # fmt: skip
         """Begin to keep `content`; returns at once. Its tensors must not change before `Ticket.wait_taken`. With `base` it lies
         on that version, of the same generation and world: what it leaves out is there.
 
@@ -170,17 +163,10 @@ class Vault:
         assert 0 <= shard < world, f"shard {shard} of {world}"
         assert len(content.tensors) == len(content.table.pieces)
         stamp = Stamp(
-            job=self.job,
-            node=self.node,
-            writer=self.writer if base is None else f"{self.writer}{LIGHT}",
-            version=version,
-            generation=generation,
-            shard=shard,
-            world=world,
-            lineage=lineage,
-            base=base,
+            job=self.job, node=self.node, writer=self.writer if base is None else f"{self.writer}{LIGHT}",
+            version=version, generation=generation, shard=shard, world=world, lineage=lineage, base=base,
             sealed=self.sealed,
-        )
+        )  # fmt: skip
         ticket = Ticket(stamp)
         ready = _cuda_event(content.tensors)
         self._put(lambda: self._keep(ticket, content, ready))
@@ -421,36 +407,19 @@ class Vault:
                 found.close()
 
     def _look(
-        self,
-        whole: Whole,
-        local: Mapping[int, Pinned],
-        number: int,
-        blocks: list[int] | None,
-        node: str,
-        *,
-        timeout_s: float,
-        check: Callable[[], None],
-        control: Control | None = None,
-    ) -> "_Part":
+        self, whole: Whole, local: Mapping[int, Pinned], number: int, blocks: list[int] | None, node: str, *,
+        timeout_s: float, check: Callable[[], None], control: Control | None = None,
+    ) -> "_Part":  # fmt: skip
         """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
         if node == self.node:
             if number not in local:
                 raise VaultError(f"{self.directory} does not hold it any more")
             return _Part(local[number], node, None)
         answer = (control or self.control).ask(
-            "fetch",
-            timeout_s=timeout_s,
-            turn=check,
-            **{STILL: True},
-            at=node,
-            step=whole.version.step,
-            update=whole.version.update,
-            generation=whole.generation,
-            shard=number,
-            world=whole.world,
-            blocks=blocks,
+            "fetch", timeout_s=timeout_s, turn=check, **{STILL: True}, at=node, step=whole.version.step,
+            update=whole.version.update, generation=whole.generation, shard=number, world=whole.world, blocks=blocks,
             by=self.writer,
-        )
+        )  # fmt: skip
         path = self.directory / str(answer["file"])
         found = pin(path)
         if blocks is not None:

@@ -8,86 +8,37 @@ shards hold all that has not changed since: then those must be there as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from elasticrl.runtime.vault.layout import Sealed
-from elasticrl.runtime.vault.version import (
-    Lineage,
-    Version,
-    alive,
-    mark,
-    version_from_json,
-    version_to_json,
-)
+from elasticrl.runtime.vault.layout import Sealed, Written, written
+from elasticrl.runtime.vault.version import Lineage, Version, alive, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(Written):
     """One whole shard in one node's vault.
 
     Example: Holding(at="n02", node="n03", writer="w0", version=Version(1284), generation=14, shard=3, world=8, nbytes=...)
     """
 
-    at: str  # the node whose memory it is in
-    node: str  # the node whose worker wrote it: a copy if that is another one
-    writer: str
-    version: Version
-    generation: int
-    shard: int
-    world: int
+    at: str  # the node whose memory it is in: a copy if another one's worker wrote it
     nbytes: int
-    lineage: Lineage = ()
-    base: Version | None = None  # the version that it lies on
 
     def to_json(self) -> dict[str, object]:
         """For the wire: of the lineage its mark alone, which many holdings share."""
-        return {
-            "at": self.at,
-            "node": self.node,
-            "writer": self.writer,
-            "step": self.version.step,
-            "update": self.version.update,
-            "generation": self.generation,
-            "shard": self.shard,
-            "world": self.world,
-            "nbytes": self.nbytes,
-            "lineage": mark(self.lineage),
-            "base": version_to_json(self.base),
-        }
+        return {"at": self.at, **self.plain(), "nbytes": self.nbytes, "lineage": mark(self.lineage)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], lineages: Mapping[str, Lineage]) -> Holding:
         """The reverse of `to_json`, with the lineages by their marks; ValueError, KeyError or TypeError for anything else."""
-        return cls(
-            at=str(row["at"]),
-            node=str(row["node"]),
-            writer=str(row["writer"]),
-            version=Version(int(row["step"]), int(row["update"])),
-            generation=int(row["generation"]),
-            shard=int(row["shard"]),
-            world=int(row["world"]),
-            nbytes=int(row["nbytes"]),
-            lineage=lineages[row["lineage"]],
-            base=version_from_json(row["base"]),
-        )
+        return cls(at=str(row["at"]), **written(row, lineages[row["lineage"]]), nbytes=int(row["nbytes"]))
 
 
 def holding_of(sealed: Sealed, at: str) -> Holding:
     """What one sealed file, in the vault of node `at`, holds."""
-    stamp = sealed.stamp
-    return Holding(
-        at=at,
-        node=stamp.node,
-        writer=stamp.writer,
-        version=stamp.version,
-        generation=stamp.generation,
-        shard=stamp.shard,
-        world=stamp.world,
-        nbytes=sealed.shape.data_bytes,
-        lineage=stamp.lineage,
-        base=stamp.base,
-    )
+    same = {field.name: getattr(sealed.stamp, field.name) for field in fields(Written)}
+    return Holding(at=at, **same, nbytes=sealed.shape.data_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,13 +53,12 @@ assert HEADER_AT == 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What a shard is a shard of.
+class Written:
+    """Which part of which version one worker wrote.
 
-    Example: Stamp(job="ppo", node="n03", writer="w0", version=Version(1284), generation=14, shard=3, world=8)
+    Example: Written(node="n03", writer="w0", version=Version(1284), generation=14, shard=3, world=8)
     """
 
-    job: str
     node: str  # whose worker wrote it
     writer: str  # which worker of that node
     version: Version
@@ -68,6 +67,32 @@ class Stamp:
     world: int
     lineage: Lineage = ()
     base: Version | None = None  # the rest of this shard is in the shard of that version: it has not changed since
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, but for the lineage."""
+        return {
+            "node": self.node, "writer": self.writer, "step": self.version.step, "update": self.version.update,
+            "generation": self.generation, "shard": self.shard, "world": self.world, "base": version_to_json(self.base),
+        }  # fmt: skip
+
+
+def written(row: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
+    """The reverse of `plain`, by field; ValueError, KeyError or TypeError for anything else."""
+    return {
+        "node": str(row["node"]), "writer": str(row["writer"]), "version": Version(int(row["step"]), int(row["update"])),
+        "generation": int(row["generation"]), "shard": int(row["shard"]), "world": int(row["world"]), "lineage": lineage,
+        "base": version_from_json(row["base"]),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp(Written):
+    """What a shard is a shard of.
+
+    Example: Stamp(job="ppo", node="n03", writer="w0", version=Version(1284), generation=14, shard=3, world=8)
+    """
+
+    job: str
     sealed: tuple[Made, ...] = ()  # what the gang had sealed last when this was written, and what that lies on
 
 
@@ -137,15 +162,8 @@ def header(stamp: Stamp, table: Table, values: Mapping[str, Any]) -> bytes:
     """The header: three lines."""
     identity = {
         "job": stamp.job,
-        "node": stamp.node,
-        "writer": stamp.writer,
-        "step": stamp.version.step,
-        "update": stamp.version.update,
-        "generation": stamp.generation,
-        "shard": stamp.shard,
-        "world": stamp.world,
+        **stamp.plain(),
         "lineage": [cut.to_json() for cut in stamp.lineage],
-        "base": version_to_json(stamp.base),
         "sealed": [[version.step, version.update, generation] for version, generation in stamp.sealed],
     }
     return "\n".join((json.dumps(identity), table.text, json.dumps(values, separators=(",", ":")))).encode()
@@ -185,18 +203,9 @@ def seal(memory: memoryview, shape: Shape, text: bytes, sums: bytes) -> int:
     faults.reach("vault.seal.header")
     memory[HEADER_AT : HEADER_AT + len(text)] = text
     _PRELUDE.pack_into(
-        memory,
-        0,
-        MAGIC,
-        FORMAT,
-        len(text),
-        crc32(text),
-        BLOCK,
-        shape.data_start,
-        shape.data_bytes,
-        shape.sums_start,
+        memory, 0, MAGIC, FORMAT, len(text), crc32(text), BLOCK, shape.data_start, shape.data_bytes, shape.sums_start,
         crc32(sums),
-    )
+    )  # fmt: skip
     faults.reach("vault.seal.last")
     value = _SEALED | crc32(memory[:SEAL_AT])
     _SEAL.pack_into(memory, SEAL_AT, value)
@@ -253,21 +262,10 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
     """The reverse of `header`, the values unread; ValueError, KeyError or TypeError for what it never wrote."""
     first = text.index(b"\n")
     of: Mapping[str, Any] = parsed(text[:first])
-    stamp = Stamp(
-        job=str(of["job"]),
-        node=str(of["node"]),
-        writer=str(of["writer"]),
-        version=Version(int(of["step"]), int(of["update"])),
-        generation=int(of["generation"]),
-        shard=int(of["shard"]),
-        world=int(of["world"]),
-        lineage=lineage_from_json(of["lineage"]),
-        base=version_from_json(of["base"]),
-        sealed=tuple(
-            (Version(int(step), int(update)), int(generation)) for step, update, generation in of.get("sealed", ())
-        ),
-    )
-    return stamp, _table(text[first : text.index(b"\n", first + 1)])
+    same = written(of, lineage_from_json(of["lineage"]))
+    made = of.get("sealed", ())
+    sealed = tuple((Version(int(step), int(update)), int(generation)) for step, update, generation in made)
+    return Stamp(job=str(of["job"]), sealed=sealed, **same), _table(text[first : text.index(b"\n", first + 1)])
 
 
 @lru_cache(maxsize=32)

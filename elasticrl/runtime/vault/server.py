@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,30 +25,13 @@ from elasticrl.base.parent import Led
 from elasticrl.base.parsed import parsed
 from elasticrl.base.strangers import HELLO_S, put_out
 from elasticrl.contract.ring import NOBODY, Ring, buddies
-from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Holding, holding_of
-from elasticrl.runtime.vault.layout import Torn
+from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.push import Buddy, Caller
-from elasticrl.runtime.vault.slots import (
-    FETCHED,
-    PART,
-    RING,
-    Pinned,
-    Slot,
-    Slots,
-    clean,
-    drop,
-    files,
-    parse_name,
-    part,
-    pin,
-    prepare,
-    sweep,
-    word,
-)
-from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
+from elasticrl.runtime.vault.slots import FETCHED, PART, RING, clean, parse_name, prepare, sweep, word
+from elasticrl.runtime.vault.stock import Stock
+from elasticrl.runtime.vault.transfer import Offer, offer, promised, send_blocks
 from elasticrl.runtime.vault.version import Version
 
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
@@ -85,10 +68,8 @@ class Server:
         self.port = 0
         self._ring = NOBODY
         self._ours: frozenset[str] = frozenset()  # the addresses of its nodes
-        self._known: dict[Path, tuple[int, Holding]] = {}
+        self._stock = Stock(options.directory, options.node, options.deadline_s)
         self._buddies: dict[str, Buddy] = {}
-        self._incoming: dict[tuple[str, str], tuple[Slots, asyncio.Lock]] = {}
-        self._parts = 0  # how many were fetched: no two have one name
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +108,7 @@ class Server:
         self._led = Led(asyncio.get_running_loop(), self.stop)
         self._led.by(options.led)
         dropped = sweep(options.directory)
-        self._scan()
+        self._stock.scan()
         if options.listen:
             self._listen()
         self.socket_path.unlink(missing_ok=True)
@@ -182,8 +163,7 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for slots, _ in self._incoming.values():
-            slots.close()
+        self._stock.close()
         if self._end:
             clean(self.options.directory)
         self.socket_path.unlink(missing_ok=True)
@@ -199,25 +179,6 @@ class Server:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # -- what is here
-
-    def _scan(self) -> list[tuple[Path, Holding]]:
-        """The whole shards in the directory. Only headers of files whose seal has changed are read again."""
-        present: dict[Path, tuple[int, Holding]] = {}
-        for path, name in files(self.options.directory):
-            if name.writer.startswith(PART):
-                continue
-            known = self._known.get(path)
-            if known is not None and known[0] == _seal_of(path):
-                present[path] = known
-                continue
-            shard = pin(path)
-            if isinstance(shard, Pinned):
-                with shard:
-                    present[path] = (shard.sealed.seal, holding_of(shard.sealed, self.options.node))
-        self._known = present
-        return [(path, holding) for path, (_, holding) in present.items()]
-
     # -- the control socket
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -227,16 +188,10 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         operations: Mapping[str, Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]] = {
-            "status": self._status,
-            "lead": self._lead,
-            "ring": self._set_ring,
-            "sealed": self._sealed,
-            "copied": self._copied,
-            "fetch": self._fetch,
-            "release": self._release,
-            "leave": self._leave,
+            "status": self._status, "lead": self._lead, "ring": self._set_ring, "sealed": self._sealed,
+            "copied": self._copied, "fetch": self._fetch, "release": self._release, "leave": self._leave,
             "end": self._end_job,
-        }
+        }  # fmt: skip
         try:
             while line := await reader.readline():
                 try:
@@ -275,7 +230,7 @@ class Server:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _status(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        holdings = [holding for _, holding in self._scan()]
+        holdings = [holding for _, holding in self._stock.scan()]
         return {
             "job": self.options.job,
             "node": self.options.node,
@@ -328,7 +283,7 @@ class Server:
                 assert self._caller is not None
                 self._buddies[node] = Buddy(node, address, self._caller, self.options.window_bytes, self._moved)
         newest: dict[str, tuple[Path, Holding]] = {}
-        for path, holding in self._scan():
+        for path, holding in self._stock.scan():
             name = parse_name(path.name)
             if name is None or name.origin != self.options.node or name.writer.startswith(FETCHED):
                 continue
@@ -351,7 +306,7 @@ class Server:
         if name is None or name.origin != self.options.node:
             raise VaultError(f"{request['file']!r} is not a file of a worker of {self.options.node}")
         path = self.options.directory / str(request["file"])
-        held = dict(self._scan()).get(path)
+        held = dict(self._stock.scan()).get(path)
         if held is None:
             raise VaultError(f"{path.name} is not sealed")
         if not name.writer.startswith(FETCHED):  # from a disk, for this restore: nobody needs a copy
@@ -395,9 +350,9 @@ class Server:
             offered = await promised(channel, answer, size)
             chosen = _given(blocks, offered.shape.blocks)
             if blocks is None:
-                path = await self._take(channel, offered, f"{FETCHED}{by}-{offered.stamp.writer}", chosen)
+                path = await self._stock.take(channel, offered, f"{FETCHED}{by}-{offered.stamp.writer}", chosen)
             else:
-                path = await self._take_part(channel, offered, f"{PART}{by}-{offered.stamp.writer}", chosen)
+                path = await self._stock.take_part(channel, offered, f"{PART}{by}-{offered.stamp.writer}", chosen)
         finally:
             channel.close()
         nbytes = sum(stop - start for start, stop in map(offered.shape.block, chosen))
@@ -409,49 +364,17 @@ class Server:
         What was fetched goes too, however new, unless somebody reads it now: it was for a restore, and those are over.
         """
         floor = Version(int(request["step"]), int(request["update"]))
-        removed, glanced = self._drop_before(floor, fetched=True)
+        removed, glanced = self._stock.drop_before(floor, fetched=True)
         for _ in range(GLANCES):
             if not glanced:
                 break
             await asyncio.sleep(PAUSE_S)
-            more, glanced = self._drop_before(floor, fetched=False)  # one that was fetched since is for another restore
+            more, glanced = self._stock.drop_before(
+                floor, fetched=False
+            )  # one that was fetched since is for another restore
             removed += more
-        self._scan()
+        self._stock.scan()
         return {"removed": removed}
-
-    def _drop_before(self, floor: Version, *, fetched: bool) -> tuple[list[str], bool]:
-        """The names of what has gone, and whether something stays because somebody looks at it just now."""
-        families: dict[tuple[str, str], list[tuple[Path, Version | None]]] = {}
-        copies: dict[tuple[str, str], list[Path]] = {}
-        holdings = dict(self._scan())
-        for path, name in files(self.options.directory):
-            if name.writer.startswith((PART, FETCHED)):
-                copies.setdefault((name.origin, name.writer), []).append(path)
-                continue
-            version = holdings[path].version if path in holdings else _version_of(path)
-            families.setdefault((name.origin, name.writer), []).append((path, version))
-        removed: list[str] = []
-        stale = 0
-        for family, members in families.items():
-            versions = [version for _, version in members if version is not None]
-            # A family without any sealed version is just being written for the first time.
-            if not versions or max(versions) >= floor:
-                continue
-            stale += len(members)
-            removed += self._drop(family, [path for path, _ in members])
-        glanced = len(removed) < stale
-        for family, paths in copies.items() if fetched else ():
-            removed += self._drop(family, paths)
-        return removed, glanced
-
-    def _drop(self, family: tuple[str, str], paths: Iterable[Path]) -> list[str]:
-        """Remove these, but for what is being written or read; the names of those that are gone."""
-        if family in self._incoming and self._incoming[family][1].locked():
-            return []  # more of it is just coming
-        slots = self._incoming.pop(family, None)
-        if slots is not None:
-            slots[0].close()
-        return [path.name for path in paths if drop(path)]
 
     async def _lead(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Who sees to this vault from now on. It ends with the last of them, so that a foreground run leaves none behind; where
@@ -550,108 +473,26 @@ class Server:
         stamp = offered.stamp
         if stamp.node != channel.peer or stamp.job != self.options.job:
             raise VaultError(f"{channel.peer} may not leave a shard of {stamp.node} of job {stamp.job} here")
-        for path, holding in self._scan():
-            if (holding.node, holding.writer, holding.version) != (stamp.node, stamp.writer, stamp.version):
-                continue
-            shard = pin(path)
-            if isinstance(shard, Pinned):
-                with shard:
-                    if (shard.sealed.text, shard.sealed.sums) == (offered.text, offered.sums):
-                        await channel.send({"ok": True, "have": True})
-                        return
-        await self._take(channel, offered, stamp.writer, range(offered.shape.blocks), announce=True)
+        if self._stock.has(offered):
+            await channel.send({"ok": True, "have": True})
+            return
+        await self._stock.take(channel, offered, stamp.writer, range(offered.shape.blocks), announce=True)
         await channel.send({"ok": True, "sealed": True})
-
-    async def _take(
-        self, channel: Channel, offered: Offer, writer: str, blocks: Iterable[int], *, announce: bool = False
-    ) -> Path:
-        """Receive into a file of our own; nothing of it remains if it does not all arrive."""
-        family = (offered.stamp.node, writer)
-        if family not in self._incoming:
-            # What was fetched is for one restore; what is kept for another node outlives the next version of it.
-            keep = 0 if writer.startswith(FETCHED) else 2
-            slots = Slots(self.options.directory, origin=family[0], writer=family[1], keep=keep)
-            self._incoming[family] = (slots, asyncio.Lock())
-        slots, lock = self._incoming[family]
-        async with asyncio.timeout(self.options.deadline_s):
-            await lock.acquire()
-        try:
-            stamp = offered.stamp
-            # Fresh memory takes time (a third of a second per gigabyte), which is not everybody's.
-            below = stamp.version, stamp.generation
-            take = partial(slots.take, offered.shape.total, below=below, sealed=stamp.sealed)
-            slot = await _whole(take, Slot.unlock)
-            try:
-                if announce:
-                    await channel.send({"ok": True})
-                await receive_blocks(channel, slot, offered, tuple(blocks))
-            finally:
-                slot.unlock()
-            return slot.path
-        finally:
-            lock.release()
-
-    async def _take_part(self, channel: Channel, offered: Offer, writer: str, blocks: Iterable[int]) -> Path:
-        """Receive these blocks into a file with memory for them alone. It is the caller's: he pins it and removes its name."""
-        shape, blocks = offered.shape, tuple(blocks)
-        self._parts += 1
-        take = partial(
-            part,
-            self.options.directory,
-            origin=offered.stamp.node,
-            writer=writer,
-            number=self._parts,
-            nbytes=shape.total,
-            ranges=[(0, shape.data_start), *map(shape.block, blocks), (shape.sums_start, shape.total)],
-        )
-        slot = await _whole(take, _remove)
-        try:
-            await receive_blocks(channel, slot, offered, blocks)
-        except BaseException:
-            slot.path.unlink(missing_ok=True)
-            raise
-        finally:
-            slot.close()
-        return slot.path
 
     async def _give(self, channel: Channel, frame: Mapping[str, Any]) -> None:
         """Send a shard, or some blocks of it, to whoever asks."""
         version = Version(int(frame["step"]), int(frame["update"]))
-        key = (version, int(frame["generation"]), int(frame["shard"]), int(frame["world"]))
-        for path, held in self._scan():
-            if (held.version, held.generation, held.shard, held.world) != key:
-                continue
-            shard = pin(path)
-            if isinstance(shard, Torn):
-                continue
-            with shard:
-                sealed = shard.sealed
-                if (sealed.stamp.version, sealed.stamp.generation) != key[:2]:
-                    continue
-                await offer(channel, {"ok": True}, sealed)
-                await send_blocks(
-                    channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self.options.window_bytes
-                )
-            return
-        raise VaultError(
-            f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"
-        )
-
-
-async def _whole(take: Callable[[], Slot], undo: Callable[[Slot], None]) -> Slot:
-    """A slot that is taken in a thread; who is cancelled meanwhile lets go of it before anybody else takes one."""
-    work = asyncio.ensure_future(asyncio.to_thread(take))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        with suppress(OSError, VaultError):
-            undo(await work)
-        raise
-
-
-def _remove(slot: Slot) -> None:
-    slot.path.unlink(missing_ok=True)
-    slot.close()
+        generation, number, world = (int(frame[name]) for name in ("generation", "shard", "world"))
+        shard = self._stock.find(version, generation=generation, shard=number, world=world)
+        if shard is None:
+            raise VaultError(
+                f"{self.options.node} does not hold shard {number} of {world} of step {version}, generation {generation}"
+            )
+        with shard:
+            sealed = shard.sealed
+            await offer(channel, {"ok": True}, sealed)
+            blocks = _given(frame.get("blocks"), sealed.shape.blocks)
+            await send_blocks(channel, shard, blocks, self.options.window_bytes)
 
 
 async def _readable(sock: socket.socket) -> None:
@@ -668,24 +509,6 @@ async def _readable(sock: socket.socket) -> None:
         await ready
     finally:
         loop.remove_reader(sock)
-
-
-def _seal_of(path: Path) -> int:
-    """The seal in the file as it stands; 0 if there is none."""
-    try:
-        with path.open("rb") as file:
-            prelude = file.read(layout.HEADER_AT)
-    except FileNotFoundError:
-        return 0
-    return layout.seal_now(memoryview(prelude)) if len(prelude) == layout.HEADER_AT else 0
-
-
-def _version_of(path: Path) -> Version | None:
-    shard = pin(path)
-    if isinstance(shard, Torn):
-        return None
-    with shard:
-        return shard.sealed.stamp.version
 
 
 def _given(asked: object, count: int) -> tuple[int, ...]:
