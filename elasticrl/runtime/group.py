@@ -521,8 +521,8 @@ ALONE: Mapping[str, Callable[[Sequence[Any]], None]] = {
 # some. A release that has others is noticed by tests/runtime/test_group.py.
 COLLECTIVES = [
     *sorted(UNSLICED), "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "gather_single",
-    "gather_into_tensor", "scatter", "barrier", "allgather", "allgather_coalesced", "alltoall", "all_gather_single", "_allgather_base",
-    "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base",
+    "gather_into_tensor", "scatter", "barrier", "allgather", "allgather_coalesced", "alltoall", "all_gather_single",
+    "_allgather_base", "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base",
 ]  # fmt: skip
 
 
