@@ -36,7 +36,10 @@ class Kl(Section):
     coef: Amount = 0.05
     """A factor. More stays nearer to the reference; less learns faster and drifts."""
     target: Positive | None = None
-    """Nats per sample that an adaptive coefficient steers to. null: the coefficient stays fixed."""
+    """Nats that an adaptive coefficient steers to. null: the coefficient stays fixed."""
+    per: Literal["sample", "token"] = "sample"
+    """What the target's nats are of: sample: of a whole answer, as in TRL; token: of a token of it, on average, as in verl and
+    OpenRLHF."""
     horizon: Count = 10000
     """Samples over which an adaptive coefficient moves. More moves slower."""
     limit: Positive = 10.0

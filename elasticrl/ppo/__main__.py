@@ -55,13 +55,15 @@ def main(config: str | None = None) -> None:
     """One job, to its end."""
     with elasticrl.runtime.join(config) as base:
         trainer, refresh = build(base)
+        experts = models.has_experts(str(base.tree.model.path))
         reporter, generation = Reporter(sinks.opened(base.tree), adviser(base.tree)), 0
         for step in base.steps():
             with step:
                 if base.generation != generation:
                     generation = base.generation
                     refresh()
-                    reporter.promise(guarantee.of(base.tree, base.context.device), step=step, rank=base.rank)
+                    holds = guarantee.of(base.tree, base.context.device, experts=experts)
+                    reporter.promise(holds, step=step, rank=base.rank)
                 report = trainer.step(step)
                 told = base.tell({"own": own(trainer), "kept": reporter.kept})
                 reporter.tell(sealed=base.sealed, rank=base.rank, kept=[words["kept"] for words in told])

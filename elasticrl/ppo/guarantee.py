@@ -41,14 +41,15 @@ class Clause:
     holds: Holds = "bits"
 
 
-def of(tree: Tree, device: str) -> Guarantee:
-    """What holds for a job of this configuration whose workers compute there.
+def of(tree: Tree, device: str, *, experts: bool = False) -> Guarantee:
+    """What holds for a job of this configuration whose workers compute there. `experts`: the actor is a mixture of experts.
 
     >>> from elasticrl.config import Tree
     >>> of(Tree.model_validate({"job": {"name": "j"}}), "cpu").holds
     'bits'
     """
     found = [clause for clause in CLAUSES if clause.applies(tree, device)]
+    found += [MIXED] if experts and _served(tree) else []
     weakest: Holds = max(found, key=lambda clause: ORDER.index(clause.holds)).holds if found else "bits"
     said = [clause.text for clause in found]
     return Guarantee(holds=weakest, text="; ".join([BITS, *said] if weakest == "bits" else said))
@@ -72,6 +73,10 @@ def _threads(tree: Tree, device: str) -> bool:
     return _vllm(tree) and not _fresh(tree, device) and device == "cpu" and tree.lanes.threads > 1
 
 
+def _served(tree: Tree) -> bool:
+    return tree.ppo.algorithm not in PER_RECORD and tree.rollout.engine == "served"
+
+
 def _url(tree: Tree, _device: str) -> bool:
     return tree.ppo.algorithm not in PER_RECORD and tree.reward.url is not None
 
@@ -79,6 +84,13 @@ def _url(tree: Tree, _device: str) -> bool:
 BITS: Final = "the same bits for any number of workers and through any fault, on nodes that compute alike"
 _FRESH: Final = (
     "so what a fault makes it generate again is a fresh sample: each sample is used exactly once, and bits differ"
+)
+
+MIXED: Final = Clause(
+    applies=lambda *_: True,
+    holds="ledger",
+    text="a mixture of experts in the engine served rounds otherwise beside other rows (the engine torch does not), "
+    + _FRESH,
 )
 
 CLAUSES: Final = (

@@ -42,7 +42,7 @@ class Coefficient:
         return self._before if step == self._step else self._after
 
     def observe(self, *, step: int, kl: float, samples: int) -> None:
-        """This step's mean KL per sample over the whole batch; the next step's coefficient follows from it."""
+        """This step's mean KL over the whole batch, in the target's unit; the next step's coefficient follows from it."""
         before = self.of(step)
         after = before
         if self.target is not None:

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
+EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)  # as configurations call their number
 FEW = 100  # special tokens that one tokenizer may have and another not
 
 
@@ -269,6 +275,12 @@ def narrowed(found: nn.Module, model: Model) -> nn.Module:
     return found
 
 
+def has_experts(path: str) -> bool:
+    """Is it a mixture of experts? What one of those says of a row depends, in its last bits, on the rows beside it."""
+    config: Any = transformers.AutoConfig.from_pretrained(path).get_text_config()
+    return any((getattr(config, name, 0) or 0) > 1 for name in EXPERTS)
+
+
 def hidden_size(model: nn.Module) -> int:
     """The width of the last hidden state."""
     return int(cast("Any", model).config.hidden_size)
@@ -327,6 +339,11 @@ def _load(
                 )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"{path} cannot be loaded as {kind.__name__}: {error}") from error
+    if getattr(found, "_is_stateful", False):
+        raise ModelError(
+            f"{path} is a {type(found).__name__}, whose layers carry a state from token to token: padding and rows that are "
+            "generated in blocks would change it. Use a model that attends to tokens only"
+        )
     missing = sorted(name for name in info["missing_keys"] if not _is_head(name))
     if missing:
         raise ModelError(f"{path} lacks {len(missing)} weights of a {type(found).__name__} ({missing[0]}, ...)")

@@ -152,6 +152,7 @@ class Trainer:
             tally.spread("advantages", rows["advantages"], mask)
             tally.spread("scores", rows["scores"].sum(1))
             tally.spread("kl", divergence.sum(1))
+            tally.spread("kl_per_token", divergence.sum(1) / mask.sum(1).clamp(min=1))
             tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
             tally.spread("length", mask.sum(1))
             tally.add(ended=rows["ended"].sum().item())
@@ -166,7 +167,8 @@ class Trainer:
         buffer.facts |= facts_of(whole)
         if "ref" in self.flow:
             buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
-        self.coefficient.observe(step=buffer.step, kl=whole.moments["kl"].mean, samples=int(whole.moments["kl"].count))
+        seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
+        self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
 
     def update(self, _stage: flow.Stage) -> None:
         """Mini-batches of several epochs. Each lane's loss is its sum over the count of the whole mini-batch."""

@@ -15,6 +15,7 @@ import peft
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -183,6 +184,19 @@ def test_a_reward_model_reads_the_last_attended_token_whatever_padding_follows(f
     scores = models.whole_scores(model, tokens, attention)
     torch.testing.assert_close(scores, models.whole_scores(model, tokens[:, :4], attention[:, :4]), rtol=0, atol=1e-5)
     assert scores.any()
+
+
+def test_a_model_with_a_state_from_token_to_token_is_refused_in_a_sentence(tmp_path):
+    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=16, state_size=4)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(models.ModelError, match="carry a state from token to token"):
+        models.actor(Model(attention="eager"), str(tmp_path), seed=0)
+
+
+def test_a_mixture_of_experts_is_known_by_its_configuration(folders, tmp_path):
+    transformers.Qwen3MoeConfig(hidden_size=16, num_hidden_layers=1, num_experts=4).save_pretrained(tmp_path)
+    assert models.has_experts(str(tmp_path))
+    assert not models.has_experts(folders["qwen2"])
 
 
 def test_a_model_that_cannot_serve_says_why(folders, tmp_path):

@@ -256,6 +256,18 @@ def test_an_adaptive_coefficient_moves(folders):
     assert trainer.coefficient.of(3) != metrics[2]["kl_coef"]
 
 
+def test_a_target_may_be_of_a_token_as_in_other_trainers(folders, monkeypatch):
+    seen = {}
+    for per in ("sample", "token"):
+        trainer, run = job(folders["llama"], ppo=settings(kl=Kl(coef=0.1, per=per), lr=1e-2))
+        measured = seen[per] = []
+        monkeypatch.setattr(trainer.coefficient, "observe", lambda kl, into=measured, **_: into.append(kl))
+        monkeypatch.setattr(trainer.coefficient, "of", lambda _: 0.1)
+        lengths = [each["length"] for each in finish(trainer, run, steps=2)[1]]
+    of_sample, of_token = (abs(seen[per][1]) for per in ("sample", "token"))
+    assert of_sample / (2 * lengths[1]) < of_token < of_sample / (lengths[1] / 2)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
