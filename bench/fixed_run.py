@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.run import Joins
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.shard import Shard
@@ -40,6 +41,7 @@ class FixedRun:
     """
 
     lockstep = False
+    joins: Joins = "none"
 
     def __init__(
         self,

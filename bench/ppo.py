@@ -43,7 +43,7 @@ from bench.report import Watch, against, dump, end_cleanly, interval, seconds, s
 
 ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
-PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2
+PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2  # MICRO: samples of a pass
 WARM_UP = 2
 STEP_S = 90.0  # a step is not waited for any longer
 HISTORY = "history"
@@ -96,8 +96,8 @@ def configuration(job: Mapping[str, Any]) -> dict[str, Any]:
     """The job as our configuration says it."""
     return {
         "ppo": {
-            "batch": job["batch"], "mini_batch": job["batch"], "micro_batch": job["micro_batch"],
-            "epochs": job["epochs"], "lr": job["lr"], "critic_lr": job["lr"],
+            "batch": job["batch"], "mini_batch": job["batch"], "epochs": job["epochs"], "lr": job["lr"], "critic_lr": job["lr"],
+            "micro_tokens": job["micro_batch"] * (job["prompt"] + job["max_tokens"]),
         },
         "model": {"path": job["model"], "critic_path": job["reward"]},
         "reward": {"model": job["reward"]},

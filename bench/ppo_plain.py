@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Data, Model, Ppo
-from elasticrl.ppo import models, prompts, rewards
+from elasticrl.ppo import models, prompts, rewards, sizes
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
 
@@ -36,9 +36,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     lanes, model = job["lanes"], Model(path=job["model"])
     ppo = Ppo(
-        batch=job["batch"], mini_batch=job["batch"], micro_batch=job["micro_batch"], epochs=job["epochs"],
+        batch=job["batch"], mini_batch=job["batch"], epochs=job["epochs"],
+        micro_tokens=job["micro_batch"] * (job["prompt"] + job["max_tokens"]),
         lr=job["lr"], critic_lr=job["lr"],
     )  # fmt: skip
+    passes = sizes.of(ppo, prompt=job["prompt"], answer=job["max_tokens"])
     tokenizer = models.tokenizer(job["model"])
     actor, critic = models.actor(model, job["model"], seed=7), models.critic(model, job["reward"])
     rule = AdamW(lr=ppo.lr, betas=ppo.betas, eps=ppo.eps, weight_decay=ppo.weight_decay)
@@ -46,15 +48,14 @@ def main() -> None:
         {"actor": (actor, lambda _name: rule), "critic": (critic, lambda _name: rule)},
         deal=Deal.contiguous(lanes, world),
         seed=7,
-        parts=parts_of(ppo, lanes),
+        parts=sizes.parts_of(ppo, lanes, passes),
         rank=rank,
         group=dist.group.WORLD if world > 1 else None,
     )
     data = prompts.load(Data(path=job["prompts"], max_prompt=job["prompt"], chat_template=False), tokenizer)
     scorer = rewards.RewardModel(
         model=models.reward_model(model, job["reward"]),
-        width=job["prompt"] + job["max_tokens"],
-        rows=ppo.micro_batch,
+        sizes=passes,
         pad=tokenizer.pad_token_id,
     )
     sampling = Sampling(
@@ -72,6 +73,7 @@ def main() -> None:
         lanes=lanes,
         steps=job["steps"],
         feed=feed,
+        sizes=passes,
         engine=TorchEngine(actor, sampling),
         scorer=scorer,
     )

@@ -81,7 +81,7 @@ def ppo_conf(folder: Path) -> dict[str, Any]:
     prompts.write_text("\n".join(f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(500)))
     rows = 2 * LANES
     return {
-        "ppo": {"batch": rows, "mini_batch": rows, "micro_batch": 2, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3},
+        "ppo": {"batch": rows, "mini_batch": rows, "micro_tokens": 20, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3},
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
         "reward": {"function": "elasticrl.ppo.tasks:reverse"},
         "data": {"path": str(prompts), "max_prompt": 6},

@@ -54,7 +54,7 @@ model: {{path: {model}}}
 ppo:
   batch: 120
   mini_batch: 30
-  micro_batch: 10
+  micro_tokens: 100
   epochs: 2
   lr: 4e-3
   critic_lr: 4e-3

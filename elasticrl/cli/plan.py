@@ -127,7 +127,7 @@ def _text(found: "Estimate") -> str:
         for b in found.budgets
     ]
     largest = (
-        "give --memory to know it" if found.memory_limit is None else str(found.largest_micro_batch or "none fits")
+        "give --memory to know it" if found.memory_limit is None else str(found.largest_micro_tokens or "none fits")
     )
     stays = [
         f"{found.workers} workers, one of them on its {found.device}:",
@@ -135,14 +135,14 @@ def _text(found: "Estimate") -> str:
     ]
     host = block("in the host's memory, for this worker", found.host)
     notes = [f"# {note}" for note in found.notes]
-    if found.micro_batch is None:
+    if found.micro_tokens is None:
         wire = block("bytes that it sends in an update (one backward pass for each lane)", found.wire)
         return "\n".join([*stays, f"  together {size(found.fixed)}", *host, *wire, *notes])
     return "\n".join(
         [
             *stays,
             *block("and the greatest of these", found.transient),
-            f"  peak {size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
+            f"  peak {size(found.peak)}; passes of {found.micro_tokens} tokens, the largest that fit: {largest}",
             *host,
             *block("bytes that it sends in a step", found.wire),
             "phase budgets (orders of magnitude: they are learned in the run, and capped by timeouts.phase)",

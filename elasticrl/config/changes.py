@@ -70,7 +70,7 @@ REFUSED = (
 SAID = (
     "lanes.threads",
     "ppo.mini_batch",
-    "ppo.micro_batch",
+    "ppo.micro_tokens",
     "ppo.epochs",
     "rollout.max_tokens",
 )

@@ -102,6 +102,11 @@ def _ours(t: Tree) -> bool:
     return t.job.program == OUR_TRAINER
 
 
+def _sample(t: Tree) -> int:
+    """Tokens that a pass must hold."""
+    return (2 if t.ppo.algorithm == "dpo" else 1) * (t.data.max_prompt + t.rollout.max_tokens)
+
+
 def _somewhere_float32(t: Tree) -> bool:
     """Engines torch and served generate with float32 weights, whatever is trained in."""
     return t.model.dtype == "float32" or (_generates(t) and t.rollout.engine != "vllm")
@@ -611,22 +616,11 @@ RELATIONS: tuple[Relation, ...] = (
         ),
     ),
     Relation(
-        keys=("ppo.micro_batch", "ppo.mini_batch", "lanes.count", "job.program"),
-        rule="must divide a lane's part of mini_batch",
-        broken=lambda t: (
-            _ours(t)
-            and t.ppo.mini_batch % t.lanes.count == 0
-            and (t.ppo.mini_batch // t.lanes.count) % t.ppo.micro_batch != 0
-        ),
-        values=lambda t: f"{t.ppo.mini_batch} / {t.lanes.count} is not a multiple of {t.ppo.micro_batch}",
-        remedy=lambda t: f"Write micro_batch: {gcd(t.ppo.mini_batch // t.lanes.count, t.ppo.micro_batch)}.",
-    ),
-    Relation(
-        keys=("ppo.micro_batch", "ppo.algorithm", "job.program"),
-        rule="must be even for dpo, where a pair is two samples that stay together",
-        broken=lambda t: _ours(t) and t.ppo.algorithm == "dpo" and t.ppo.micro_batch % 2 == 1,
-        values=lambda t: f"it is {t.ppo.micro_batch}",
-        remedy=lambda t: f"Write micro_batch: {2 * t.ppo.micro_batch}.",
+        keys=("ppo.micro_tokens", "data.max_prompt", "rollout.max_tokens", "ppo.algorithm", "job.program"),
+        rule="must hold the longest sample; of dpo a pair, whose two samples stay together",
+        broken=lambda t: _ours(t) and t.ppo.micro_tokens < _sample(t),
+        values=lambda t: f"{t.ppo.micro_tokens} is under {_sample(t)}",
+        remedy=lambda t: f"Write micro_tokens: {_sample(t)}, or lower data.max_prompt or rollout.max_tokens.",
     ),
     Relation(
         keys=("ppo.group", "ppo.algorithm", "job.program"),

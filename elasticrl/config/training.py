@@ -56,8 +56,9 @@ class Ppo(Section):
     """Samples of a step, of the whole job. More gives steadier gradients and longer steps."""
     mini_batch: Count = 32
     """Samples of an update, of the whole job. Fewer make more updates from each batch, each further off-policy."""
-    micro_batch: Count = 4
-    """Samples of a forward pass in a lane. More is faster until memory runs out. Part of the shapes, so of the bits."""
+    micro_tokens: Count = 4096
+    """Tokens of a forward pass in a lane: as many samples as fit, by their real lengths. More is faster until memory runs out.
+    Part of the shapes, so of the bits."""
     epochs: Count = 1
     """Passes over each batch. More learn more from each sample, further off-policy."""
     group: Count = 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import elasticrl
-from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks
+from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
 from elasticrl.ppo.frozen import Frozen
@@ -29,7 +29,7 @@ from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import buckets
-from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 from elasticrl.runtime.trained import strategy_of
@@ -100,7 +100,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
-    run = ElasticRun(base, parts=parts_of(ppo, lanes))
+    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     device = base.context.device
     frozen = Frozen(tree, device)
     apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
@@ -132,8 +133,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
             model=nn.Module()
             if reward_away
             else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
-            width=tree.data.max_prompt + tree.rollout.max_tokens,
-            rows=ppo.micro_batch,
+            sizes=passes,
             pad=tokenizer.pad_token_id,
             collective=collective(tree, "reward"),
             judge=judge if reward_away else None,
@@ -155,6 +155,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         lanes=lanes,
         steps=tree.job.steps,
         feed=Feed(cursor, data),
+        sizes=passes,
         engine=engine,
         scorer=scorer,
         overlap=tree.rollout.overlap,
@@ -191,7 +192,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
 
-    run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
+    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes), last="update")
     device = base.context.device
     frozen = Frozen(tree, device)
     built = to_train(base, frozen, ["actor"])["actor"]
@@ -214,8 +216,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         tokenizer=tokenizer, device=device,
     )  # fmt: skip
     trainer = PreferenceTrainer(
-        run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, answers=given.Feed(cursor, data),
-        prompt_tokens=tree.data.max_prompt, answer_tokens=answer_tokens, pad=tokenizer.pad_token_id,
+        run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
+        answers=given.Feed(cursor, data), pad=tokenizer.pad_token_id,
     )  # fmt: skip
     base.register(data=cursor)
 
@@ -394,7 +396,7 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
     comm = Comm(step=report.step, costs=costs, sync_s=report.seconds.get("sync", 0.0), timeouts=timeouts)
     seen = Seen(
         step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
-        micro_batch=ppo.micro_batch, lane_batch=ppo.mini_batch // tree.lanes.count,
+        micro_tokens=ppo.micro_tokens, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
         loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss")),
         comm_s=comm.figures["waits"],

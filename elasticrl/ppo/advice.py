@@ -28,16 +28,16 @@ LEAST_S = 0.05  # a step's parts that are shorter are not worth advice
 class Seen:
     """What is known of a step. `own` are each rank's seconds by phase, less what it waited for others.
 
-    Example: Seen(step=7, seconds={"rollout": 1.2}, own=[{"rollout": 1.2}], padding=0.3, micro_batch=4, lane_batch=16, width=96)
+    Example: Seen(step=7, seconds={"rollout": 1.2}, own=[{"rollout": 1.2}], padding=0.1, micro_tokens=4096, lane_batch=16)
     """
 
     step: int
     seconds: Mapping[str, float]  # of this rank's phases
     own: Sequence[Mapping[str, float]] = ()
-    padding: float = 0.0  # the share of the batch's places that are padding
-    micro_batch: int = 1
-    lane_batch: int = 1  # a lane's samples in an update: what micro_batch may grow to
-    width: int = 1  # tokens of a sample
+    padding: float = 0.0  # the share of what passes compute that is padding
+    micro_tokens: int = 1
+    lane_batch: int = 1  # a lane's samples in an update
+    width: int = 1  # tokens of a sample at most
     device: str = "cpu"
     loss: float | None = None
     comm_s: float = 0.0  # in collectives, waits for others among them
@@ -109,27 +109,27 @@ def padding_is_much(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     share = median(seen.padding for seen in past[-WINDOW:])
     if share <= PADDING_SHARE:
         return None
-    width = past[-1].width
+    seen = past[-1]
     return Advice(
         rule="padding",
-        numbers={"share": share, "width": width, "used": (1 - share) * width},
-        text=f"{share:.0%} of the places are padding: samples of {width} hold {(1 - share) * width:.0f} tokens on average; "
-        "lower data.max_prompt or rollout.max_tokens",
+        numbers={"share": share, "micro_tokens": seen.micro_tokens, "lane_batch": seen.lane_batch},
+        text=f"{share:.0%} of what passes compute is padding: the {seen.lane_batch} samples of a lane in an update are too "
+        f"unlike to share passes of {seen.micro_tokens} tokens; lower ppo.micro_tokens, or raise ppo.mini_batch",
     )
 
 
-def micro_batch_is_small(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
+def passes_are_small(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """A pass has so few tokens that the device mostly waits, and a lane has more samples to give."""
     seen = past[-1]
-    tokens, could = seen.micro_batch * seen.width, seen.lane_batch * seen.width
+    could = seen.lane_batch * seen.width
     least = LITTLE.get(seen.device, LITTLE["cuda"])
-    if tokens >= least or seen.micro_batch >= seen.lane_batch:
+    if seen.micro_tokens >= min(least, could):
         return None
     return Advice(
-        rule="micro_batch",
-        numbers={"tokens": tokens, "could": could, "micro_batch": seen.micro_batch, "lane_batch": seen.lane_batch},
-        text=f"a pass has {seen.micro_batch} x {seen.width} = {tokens} tokens, under {least}: ppo.micro_batch may be "
-        f"{seen.lane_batch} ({could} tokens) where memory allows it; a change of it changes the bits",
+        rule="micro_tokens",
+        numbers={"tokens": seen.micro_tokens, "could": could},
+        text=f"a pass has {seen.micro_tokens} tokens, under {least}: ppo.micro_tokens may be {could}, all of a lane's samples "
+        "in an update, where memory allows it; a change of it changes the bits",
     )
 
 
@@ -172,7 +172,7 @@ RULES: tuple[Callable[[Sequence[Seen], Slowness], Advice | None], ...] = (
     rollout_is_dear,
     a_rank_is_slow,
     padding_is_much,
-    micro_batch_is_small,
+    passes_are_small,
     comm_has_slowed,
     loss_jumps,
 )

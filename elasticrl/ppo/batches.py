@@ -1,18 +1,21 @@
 """Which rows a lane puts into which update, and in blocks of which shape they go through a model.
 
-The idea: a lane cuts its own samples, with an order drawn from a stream of its own. No order depends on the number of
-workers, since no lane needs to know of the others; and a block always has the same number of rows, filled up with padding,
-since a model computes other bits for another shape.
+The idea: a lane cuts its own samples, with an order drawn from a stream of its own. No order and no shape depends on the number
+of workers, since no lane needs to know of the others. So the rows of an update may go through a model by their real lengths,
+long ones with long ones: whoever carries the lane puts the same rows into the same passes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from elasticrl.ppo.sizes import Sizes, width_of
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elasticrl.runtime.rng import Streams
 
@@ -36,23 +39,97 @@ def updates(rows: int, size: int, count: int, epochs: int, streams: Streams, *, 
     return found
 
 
-def blocks(index: torch.Tensor, size: int, count: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(rows, real) of at least `count` equal blocks that hold the rows of `index`, [size] each. Padding repeats a row and is
-    not real. An empty lane has blocks of padding: it computes, and joins every collective, like the others.
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The rows of one pass, and what they are cut to. Without rows it is a pass of nothing, of one row.
+
+    Example: Block(index=tensor([4, 0, 7]), width=112, answer=48)
     """
-    count = max(count, -(-len(index) // size))
-    filler = index[:1] if len(index) else index.new_zeros(1)
-    padded = torch.cat([index, filler.expand(count * size - len(index))])
-    real = torch.arange(count * size) < len(index)
-    return [(padded[i : i + size], real[i : i + size]) for i in range(0, count * size, size)]
+
+    index: torch.Tensor
+    width: int
+    answer: int
+
+    @property
+    def places(self) -> int:
+        """Tokens that are computed."""
+        return max(len(self.index), 1) * self.width
 
 
-def take(rows: Mapping[str, torch.Tensor], index: torch.Tensor, real: torch.Tensor) -> Rows:
-    """Those rows; where they are padding, `mask` is false everywhere, so that they count for nothing."""
-    found = {
-        n: value[index] if len(value) else value.new_zeros(len(index), *value.shape[1:]) for n, value in rows.items()
-    }
-    if not len(rows["mask"]):
-        found["attention"] = torch.ones_like(found["attention"])  # a row that attends to nothing would be NaN
-    found["mask"] = found["mask"] & real[:, None]
+def lengths(rows: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, those of the answer) of each sample, without padding."""
+    attention, answer = rows["attention"], rows["mask"].shape[1]
+    return attention.sum(1), attention[:, attention.shape[1] - answer :].sum(1)
+
+
+def blocks(index: torch.Tensor, rows: Mapping[str, torch.Tensor], sizes: Sizes) -> list[Block]:
+    """The rows of `index` in passes, the longest first, each as wide as its longest row. One without rows where there are none,
+    so that an empty lane has a loss like the others.
+    """
+    if not len(index):
+        return [nothing(sizes)]
+    total, answer = lengths(rows)
+    units = index.view(-1, sizes.unit)
+    longest = total[units].amax(1)
+    order = longest.argsort(descending=True, stable=True)
+    widths, found = [sizes.width(length) for length in longest[order].tolist()], []
+    for start, stop in runs(widths, sizes):
+        mine = units[order[start:stop]].reshape(-1)
+        found.append(Block(mine, widths[start], width_of(max(int(answer[mine].max()), 1), sizes.answer)))
     return found
+
+
+def runs(widths: Sequence[int], sizes: Sizes) -> list[tuple[int, int]]:
+    """Where to cut units of falling widths into passes: so that these compute least, with what each pass costs by itself.
+
+    >>> runs([700, 208, 160, 112], Sizes(tokens=4096, sample=768, answer=256))
+    [(0, 1), (1, 4)]
+    """
+    costs, most = sizes.pass_costs, sizes.parts(len(widths) * sizes.unit)
+    while len(found := _runs(widths, sizes, costs)) > most:
+        costs = 2 * costs + 1
+    return found
+
+
+def _runs(widths: Sequence[int], sizes: Sizes, costs: int) -> list[tuple[int, int]]:
+    """By the cheapest way to each place."""
+    cheapest, come_from = [0], [0]
+    for stop in range(1, len(widths) + 1):
+        ways = []
+        for start in reversed(range(stop)):
+            if (stop - start) * sizes.unit > sizes.rows(widths[start]):
+                break  # and a longer one is wider
+            ways.append((cheapest[start] + (stop - start) * sizes.unit * widths[start] + costs, start))
+        least, start = min(ways)
+        cheapest.append(least)
+        come_from.append(start)
+    found, stop = [], len(widths)
+    while stop:
+        found.append((come_from[stop], stop))
+        stop = come_from[stop]
+    return found[::-1]
+
+
+def nothing(sizes: Sizes) -> Block:
+    """A pass of one row of padding, for who joins in a collective."""
+    return Block(torch.empty(0, dtype=torch.long), width_of(1, sizes.sample), width_of(1, sizes.answer))
+
+
+def take(rows: Mapping[str, torch.Tensor], block: Block) -> Rows:
+    """The block's rows, prompt and answer without a gap, padded on the right alone: nothing real ever attends to padding, so
+    no mask needs to say so. `start` is where each answer begins; what there is for each of its tokens is cut to `answer`.
+    """
+    width, whole = block.width, rows["mask"].shape[1]
+    if len(block.index):
+        found = {name: value[block.index] for name, value in rows.items()}
+    else:
+        found = {name: value.new_zeros(1, *value.shape[1:]) for name, value in rows.items()}
+        found["attention"] = ~found["attention"]
+    tokens, attention = found.pop("tokens"), found.pop("attention")
+    real_first = (~attention).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
+    found = {name: value[:, : block.answer] if value.dim() > 1 else value for name, value in found.items()}
+    return found | {
+        "tokens": tokens.gather(1, real_first),
+        "attention": attention.gather(1, real_first),
+        "start": attention[:, : attention.shape[1] - whole].sum(1).clamp(max=width),
+    }

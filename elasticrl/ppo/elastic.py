@@ -25,6 +25,7 @@ from elasticrl.runtime.vault.source import dtype_of, name_of
 if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.ppo.flow import Keeps
+    from elasticrl.ppo.run import Joins
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -48,6 +49,8 @@ class ElasticRun:
         self.own: dict[str, float] = {}  # the same, less what was waited for others
         self._within = [0.0, 0.0]  # of the same, what the parts of this phase took
         self.lockstep = any(collective(base.tree, role) for role in ("actor", "critic", "ref", "reward"))
+        inexact = any(strategy_of(base.tree, role) == "deepspeed" for role in ("actor", "critic"))
+        self.joins: Joins = "all" if inexact else "most" if self.lockstep else "none"
         base.parts_per_lane = parts
         base.register(buffer=BufferPart(self.buffer, lambda: base.carried, lanes=base.tree.lanes.count))
 
@@ -120,8 +123,9 @@ class ElasticRun:
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """As Run's."""
-        for lane in self.base.passes(role):
-            yield *divmod(lane.index, self.base.parts_per_lane), lane.tally
+        parts = self.base.parts_per_lane
+        for number, lane in enumerate(self.base.passes(role)):
+            yield lane.index // parts, number % parts, lane.tally  # a ghost plays the parts that the others have then
             lane.done()
 
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:

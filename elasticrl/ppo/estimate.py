@@ -1,4 +1,4 @@
-"""What a job will need, before anything starts: memory by role, the largest micro-batch, bytes on the wire, phase budgets.
+"""What a job will need, before anything starts: memory by role, the largest pass, bytes on the wire, phase budgets.
 
 The idea: each figure is one line of arithmetic, printed as such. They are the formulas of what the code does (flat rows, two
 versions of a shard, one all-to-all and one all-gather an update), not of what trainers usually do, so that a figure that is
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from elasticrl.config.relations import OUR_TRAINER
 from elasticrl.config.training import Ppo
-from elasticrl.ppo import flow, shapes
+from elasticrl.ppo import flow, shapes, sizes
 from elasticrl.runtime.lanes import Deal, Fold, Node
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.ppo.shapes import Shape
+    from elasticrl.ppo.sizes import Sizes
 
 WIDE = 4  # bytes of a float32: what is trained
 VERSIONS = 2  # of a shard: the newest and the one being made
@@ -76,8 +77,8 @@ class Estimate:
     host: tuple[Line, ...]  # in the host's memory: the vault, the weights on their way to an engine, what is offloaded
     wire: tuple[Line, ...]  # bytes that a worker sends in a step
     budgets: tuple[Budget, ...]
-    micro_batch: int | None  # None: passes are not reckoned
-    largest_micro_batch: int | None  # None: none fits, or the device's memory is not known
+    micro_tokens: int | None  # None: passes are not reckoned
+    largest_micro_tokens: int | None  # None: none fits, or the device's memory is not known
     memory_limit: int | None
     notes: tuple[str, ...] = field(default=())
 
@@ -134,29 +135,27 @@ def of(
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
     stays = [line for role in roles for line in _stays(tree, role, world)]
     fixed = (*(line for line in stays if not _comes(roles, line)), *engine)
-    m = tree.ppo.micro_batch
     others = (*(line for line in stays if _comes(roles, line)), *_cache(tree, models["actor"], "torch"))
     largest = None
     if memory_bytes is not None:
         room = HEADROOM * memory_bytes - sum(line.bytes for line in fixed)
-        share = tree.ppo.mini_batch // tree.lanes.count
-        fits = [
-            size
-            for size in range(1, share + 1)
-            if share % size == 0 and max(line.bytes for line in (*_passing(tree, roles, size), *others)) <= room
-        ]
-        largest = max(fits, default=None)
+        passes = _sizes(tree)
+        most = tree.ppo.mini_batch // tree.lanes.count * passes.sample  # more than an update of a lane has no use
+        fits = (size for size in range(most, 0, -passes.sample) if size >= passes.unit * passes.sample)
+        largest = next(
+            (size for size in fits if max(line.bytes for line in (*_passing(tree, roles, size), *others)) <= room), None
+        )
     device = tree.node.device if tree.node.device in RATES else "cuda"
     found = Estimate(
         workers=world,
         device=device,
         memory=fixed,
-        transient=(*_passing(tree, roles, m), *others),
+        transient=(*_passing(tree, roles, tree.ppo.micro_tokens), *others),
         host=(*_vault(tree, roles, world), *file, *(line for role in roles for line in _waits(tree, role, world))),
         wire=tuple(_wire(tree, roles, world)),
         budgets=tuple(_budgets(tree, roles, world, RATES[device])),
-        micro_batch=m,
-        largest_micro_batch=largest,
+        micro_tokens=tree.ppo.micro_tokens,
+        largest_micro_tokens=largest,
         memory_limit=memory_bytes,
         notes=unsaid,
     )
@@ -178,7 +177,7 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
         )
     world = min(workers or tree.membership.max_nodes * tree.node.workers, tree.lanes.count)
     # Of a script's step this is known: each lane has one backward pass in an update. So has KTO's with a sample in each lane.
-    update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count, micro_batch=1)
+    update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count)
     tree = tree.model_copy(update={"ppo": update})
     role = Role(name="model", shape=shapes.UNKNOWN, count=count, trained=count, strategy=tree.model.strategy)
     found = Estimate(
@@ -189,8 +188,8 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
         host=tuple(_vault(tree, [role], world)),
         wire=tuple(_wire(tree, [role], world)),
         budgets=(),
-        micro_batch=None,
-        largest_micro_batch=None,
+        micro_tokens=None,
+        largest_micro_tokens=None,
         memory_limit=memory_bytes,
         notes=(_TOO,),
     )
@@ -363,25 +362,24 @@ def _rows(tree: Tree, role: Role, world: int) -> tuple[int, int]:
 
 
 def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
-    """What a backward pass keeps, role by role: never two at a time."""
+    """What a backward pass of so many tokens keeps, role by role: never two at a time. Its samples may be nearly all answer."""
     size = 2 if tree.model.dtype == "bfloat16" else WIDE
-    prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
+    rows, passes = tree.ppo.mini_batch // tree.lanes.count, _sizes(tree)
+    tokens, answers = min(micro, rows * passes.sample), min(micro, rows * passes.answer)
     found = []
     for role in roles:
         if role.strategy is None:
             continue
-        kept = role.shape.saved(
-            prompt + answer, answer, head=role.head, checkpointing=tree.model.gradient_checkpointing
-        )
+        kept = role.shape.saved(tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing)
         # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
-        more = 4 * role.shape.logits(answer) if role.head else 0
-        logits = f" + 4 B x 4 x logits {role.shape.logits(answer):,}" if role.head else ""
+        more = 4 * role.shape.logits(answers) if role.head else 0
+        logits = f" + 4 B x 4 x logits {role.shape.logits(answers):,}" if role.head else ""
         found.append(
             Line(
                 role=role.name,
                 what="activations",
-                bytes=micro * (size * kept + WIDE * more),
-                formula=f"micro_batch {micro} x ({size} B x {kept:,} numbers a sample of {prompt + answer} tokens{logits})",
+                bytes=size * kept + WIDE * more,
+                formula=f"{size} B x {kept:,} numbers of {tokens:,} tokens (micro_tokens){logits}",
             )
         )
     return found
@@ -461,8 +459,12 @@ def updates(tree: Tree) -> int:
 
 
 def _parts(tree: Tree) -> int:
-    """Backward passes of a lane in an update."""
-    return -(-tree.ppo.mini_batch // tree.lanes.count // tree.ppo.micro_batch)
+    """Leaves of a lane in the tree of sums."""
+    return sizes.parts_of(tree.ppo, tree.lanes.count, _sizes(tree))
+
+
+def _sizes(tree: Tree) -> Sizes:
+    return sizes.of(tree.ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
 
 
 def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
@@ -482,7 +484,7 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
                 Line(role=role.name, what="all_gather", bytes=int(u * WIDE * t * (world - 1) / world), formula=formula)
             )
         else:
-            passes = -(-tree.lanes.count // world) * _parts(tree) * u
+            passes = -(-tree.lanes.count // world) * _sizes(tree).passes(tree.ppo.mini_batch // tree.lanes.count) * u
             # ZeRO 1 reduces once an update, and neither it nor ZeRO 2 gathers for a pass.
             stage, what = (tree.model.zero_stage, "reduce") if role.strategy == "deepspeed" else (3, "all_to_all")
             times = f"{u} updates" if stage == 1 else f"{passes} passes"
@@ -608,15 +610,15 @@ def _noted(found: Estimate) -> Estimate:
         notes.append(
             f"the peak of {found.peak:,} B is over {HEADROOM:.0%} of {limit:,} B: "
             + (
-                f"lower ppo.micro_batch to {found.largest_micro_batch}"
-                if found.largest_micro_batch
-                else "no micro-batch fits; use more workers, strategy: fsdp, gradient_checkpointing, or a smaller model"
+                f"lower ppo.micro_tokens to {found.largest_micro_tokens}"
+                if found.largest_micro_tokens
+                else "no whole sample fits: use more workers, strategy: fsdp, gradient_checkpointing, or a smaller model"
             )
             + "."
         )
-    elif found.micro_batch and found.largest_micro_batch and found.largest_micro_batch > found.micro_batch:
+    elif found.micro_tokens and found.largest_micro_tokens and found.largest_micro_tokens > found.micro_tokens:
         notes.append(
-            f"ppo.micro_batch could be {found.largest_micro_batch} in place of {found.micro_batch}: fewer, larger passes. "
+            f"ppo.micro_tokens could be {found.largest_micro_tokens} in place of {found.micro_tokens}: fewer, larger passes. "
             "It is part of the shapes, so a change of it changes the bits."
         )
     return replace(found, notes=(*found.notes, *notes))

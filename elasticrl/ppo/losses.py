@@ -52,8 +52,12 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 
 def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """The logits that are sampled from: the trainer must score tokens by the distribution they were drawn from."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide if temperature in (0.0, 1.0) else wide / temperature
+    return wide(logits) if temperature in (0.0, 1.0) else wide(logits) / temperature
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def policy_loss(

@@ -28,6 +28,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from elasticrl.base.parsed import parsed
+from elasticrl.ppo.losses import wide
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
 
@@ -68,9 +69,9 @@ class Tied(nn.Module):
         silence(self.value_head.parameters())
 
     def forward(self, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits, values), both of the last `logits_to_keep` tokens."""
+        """(logits, values); values of all tokens."""
         out: Any = self.actor(**inputs, output_hidden_states=True)
-        hidden = out.hidden_states[-1][:, -inputs["logits_to_keep"] :]
+        hidden = out.hidden_states[-1]
         return out.logits, self.value_head(hidden.to(self.value_head.weight.dtype)).squeeze(-1)
 
 
@@ -229,29 +230,58 @@ def export(model: nn.Module, folder: str | Path, tokens: Any = None) -> None:
 
 
 def response_logits(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits [samples, tokens, vocabulary] from which each response token was drawn, and values if the model is tied."""
-    width = rows["mask"].shape[1]
-    out: Any = model(**_inputs(rows), logits_to_keep=width + 1)
+    """Logits [samples, tokens, vocabulary] from which each response token was drawn, and values if the model is tied.
+
+    Rows are `batches.take`'s. Only these places go through the head, whose output is what takes most memory.
+    """
+    at = _before(rows)
+    with _picking(model, at):
+        out: Any = model(input_ids=rows["tokens"], use_cache=False)
     if isinstance(model, Tied):
-        return out[0][:, :-1], out[1][:, :-1].float()
-    return out.logits[:, :-1], None
+        return out[0], wide(_picked(out[1], at))
+    return out.logits, None
 
 
 def response_values(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """A separate critic's values [samples, tokens] of the states in which each response token was chosen."""
-    width = rows["mask"].shape[1]
-    out: Any = model(**_inputs(rows))
-    return cast("torch.Tensor", out.logits[:, -width - 1 : -1, 0].float())
+    out: Any = model(input_ids=rows["tokens"], use_cache=False)
+    return wide(_picked(out.logits[:, :, 0], _before(rows)))
 
 
 def whole_scores(model: nn.Module, tokens: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
     """A reward model's scores [samples], read at the last attended token (never by comparing with a padding token, which may
-    be the end-of-sequence token too).
+    be the end-of-sequence token too). Padding is on the right.
     """
     body: Any = model
-    hidden = body.base_model(**_inputs({"tokens": tokens, "attention": attention})).last_hidden_state
+    hidden = body.base_model(input_ids=tokens, use_cache=False).last_hidden_state
     last = (attention.long() * torch.arange(attention.shape[1], device=attention.device)).argmax(1)
     return cast("torch.Tensor", body.score(hidden[torch.arange(len(tokens), device=last.device), last])[:, 0].float())
+
+
+def _before(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """[samples, answer]: the place before each token of the response, where it was drawn from."""
+    ahead = torch.arange(rows["mask"].shape[1], device=rows["start"].device)
+    return (rows["start"][:, None] - 1 + ahead).clamp(max=rows["tokens"].shape[1] - 1)
+
+
+def _picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """[samples, answer, ...] of [samples, tokens, ...]."""
+    return values[torch.arange(len(at), device=at.device)[:, None], at]
+
+
+@contextmanager
+def _picking(model: nn.Module, at: torch.Tensor) -> Iterator[None]:
+    """Inside, the head sees the hidden states of these places alone. As a hook, since what a model does to its logits behind
+    the head is its own affair, and a head that is sharded is whole inside of the model's pass only.
+    """
+    body: Any = model.actor if isinstance(model, Tied) else model
+    hook = body.get_output_embeddings().register_forward_pre_hook(
+        lambda _, inputs: (_picked(inputs[0], at), *inputs[1:])
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def computing(model: Model, device: str) -> AbstractContextManager[Any]:
@@ -315,12 +345,6 @@ def quietly() -> Iterator[None]:
 
 def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
-
-
-def _inputs(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    attention = rows["attention"]
-    position = (attention.long().cumsum(1) - 1).clamp(min=0)
-    return {"input_ids": rows["tokens"], "attention_mask": attention, "position_ids": position, "use_cache": False}
 
 
 def _load(

@@ -7,13 +7,14 @@ mini-batches, lanes and forward passes are those of PPO.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elasticrl.ppo.losses import Sum
 from elasticrl.ppo.preference import dpo_loss, kto_baseline, kto_loss, log_ratios
+from elasticrl.ppo.report import passing
 from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.scalars import Tally
@@ -38,16 +39,14 @@ class Given:
 
 
 class PreferenceTrainer(Trainer):
-    """`answers(step, lane)` is the data's cursor; longer prompts and answers than the widths have been left out by it."""
+    """`answers(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it."""
 
     ppo: Ppo
 
-    def __init__(self, *args: Any, answers: Any, prompt_tokens: int, answer_tokens: int, pad: int, **more: Any) -> None:
+    def __init__(self, *args: Any, answers: Any, pad: int, **more: Any) -> None:
         super().__init__(*args, feed=lambda _step, _lane: [], **more)
-        self.answers, self.widths, self.pad = answers, (prompt_tokens, answer_tokens), pad
+        self.answers, self.pad = answers, pad
         self.losses = {"actor": self.dpo if self.ppo.algorithm == "dpo" else self.kto}
-        self.unit = 2 if self.ppo.algorithm == "dpo" else 1
-        assert self.ppo.micro_batch % self.unit == 0, "ppo.micro_batch must be even for dpo: a pair is two samples"
 
     def ref(self, stage: flow.Stage) -> None:
         """The answers of this step, and the reference's log-probabilities of them."""
@@ -63,20 +62,19 @@ class PreferenceTrainer(Trainer):
         """KTO measures gains against how far policy and reference are apart on answers to *other* prompts: each answer under
         its neighbour's prompt, as the policy is before this step's first update.
         """
-        tallies: dict[int, Tally] = {}
+        swapped = {}
         for lane in self.run.lanes:
             given: Sequence[Given] = self.answers(self.run.streams.step, lane)
             prompts = [answer.prompt for answer in given]
             turned = prompts[1:] + prompts[:1]
-            swapped = [
-                Given(id=g.id, prompt=other, answer=g.answer, good=g.good)
-                for g, other in zip(given, turned, strict=True)
-            ]
-            rows = self._rows(swapped)
-            policy = self._forward_rows(rows, self.roles.policy)[0]
-            ref = self._forward_rows(rows, self.roles.reference)[0]
+            swapped[lane] = self._rows([replace(g, prompt=other) for g, other in zip(given, turned, strict=True)])
+        tallies: dict[int, Tally] = {}
+        found = [
+            self._forward_rows(self.run.lanes, swapped, role) for role in (self.roles.policy, self.roles.reference)
+        ]
+        for (lane, (policy, *_)), (_, (ref, *_)) in zip(*found, strict=True):
             tallies[lane] = Tally()
-            tallies[lane].spread("apart", log_ratios(policy, ref, rows["mask"]))
+            tallies[lane].spread("apart", log_ratios(policy, ref, swapped[lane]["mask"]))
         self.run.buffer.facts["baseline"] = kto_baseline(self.run.exchange(tallies).moments["apart"].mean)
         self._count()
 
@@ -105,14 +103,14 @@ class PreferenceTrainer(Trainer):
         tallies = {lane: Tally() for lane in self.run.lanes}
         for lane, tally in tallies.items():
             self._tally_entries(lane, tally)
-        self.run.buffer.facts |= self.run.exchange(tallies).sums
+        self.run.buffer.facts |= passing(self.run.exchange(tallies))
 
-    def _tally_entries(self, lane: int, tally: Tally) -> None:
+    def _entries(self, mask: torch.Tensor) -> float:
         """Pairs, or answers."""
-        tally.add(**{f"entries.{i}": len(index) / self.unit for i, index in enumerate(self._orders(lane))})
+        return len(mask) / self.sizes.unit
 
     def _rows(self, given: Sequence[Given]) -> Rows:
-        before, after = self.widths
+        before, after = self.sizes.prompt, self.sizes.answer
         prompts, seen = left_padded([answer.prompt for answer in given], before, self.pad)
         tokens = torch.full((len(given), after), self.pad)
         mask = torch.zeros(len(given), after, dtype=torch.bool)

@@ -196,5 +196,10 @@ def facts_of(whole: Tally) -> dict[str, float]:
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
     found["ended"] = whole.sums["ended"] / max(m["scores"].count, 1.0)
-    found["padding"] = 1.0 - whole.sums["tokens"] / max(whole.sums["places"], 1.0)
-    return found | {name: value for name, value in whole.sums.items() if name.startswith("entries.")}
+    return found | passing(whole)
+
+
+def passing(whole: Tally) -> dict[str, float]:
+    """What a step's updates are divided by, and which share of what their passes compute is padding."""
+    entries = {name: value for name, value in whole.sums.items() if name.startswith("entries.")}
+    return entries | {"padding": 1.0 - whole.sums["tokens"] / max(whole.sums["places"], 1.0)}

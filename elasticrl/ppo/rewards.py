@@ -30,7 +30,8 @@ import torch
 from elasticrl.base.parsed import parsed
 from elasticrl.base.words import count
 from elasticrl.ppo import models
-from elasticrl.ppo.batches import Rows, blocks
+from elasticrl.ppo.batches import Rows, blocks, nothing, take
+from elasticrl.ppo.sizes import Sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,31 +130,35 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
-    """A Hugging Face reward model, asked in blocks of fixed shape, so that its scores are the same bits in any lane."""
+    """A Hugging Face reward model, asked about a lane's answers by their real lengths, so no other lane changes a score."""
 
     model: nn.Module
-    width: int  # tokens of prompt and response at most
-    rows: int
+    sizes: Sizes
     pad: int
-    collective: bool = False  # its layers are sharded, so no rank may leave a lane out
+    collective: bool = False  # its layers are sharded, so no rank may leave out a lane, or a pass of one
     judge: Judge | None = None  # whoever has the model in our place
 
     @torch.no_grad()
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         """At each answer's last token."""
-        tokens = torch.full((len(answers), self.width), self.pad)
-        attention = torch.zeros(len(answers), self.width, dtype=torch.bool)
+        width = self.sizes.sample
+        tokens = torch.full((len(answers), width), self.pad)
+        attention = torch.zeros(len(answers), width, dtype=torch.bool)
         for i, answer in enumerate(answers):
             tokens[i, : len(answer.tokens)] = torch.tensor(answer.tokens)
             attention[i, : len(answer.tokens)] = True
-        cut = blocks(torch.arange(len(answers)), self.rows) if answers else []
-        said = self._said([{"tokens": tokens[index], "attention": attention[index]} for index, _ in cut])
-        found = [score for (_, real), scores in zip(cut, said, strict=True) for score in scores[real].tolist()]
-        return checked("the reward model", found, answers)
+        rows = {"tokens": tokens, "attention": attention, "mask": attention[:, self.sizes.prompt :]}
+        cut = blocks(torch.arange(len(answers)), rows, self.sizes)
+        if self.collective:
+            cut += [nothing(self.sizes)] * (self.sizes.parts(len(answers)) - len(cut))
+        found = torch.zeros(len(answers))
+        for block, scores in zip(cut, self._said([take(rows, block) for block in cut]), strict=True):
+            found[block.index] = scores[: len(block.index)]
+        return checked("the reward model", found.tolist(), answers)
 
     def _said(self, cut: Sequence[Rows]) -> list[torch.Tensor]:
         if self.judge is not None:
-            return self.judge("reward", [{**rows, "mask": rows["attention"]} for rows in cut])
+            return self.judge("reward", cut)
         device = next(self.model.parameters()).device
         return [
             models.whole_scores(self.model, rows["tokens"].to(device), rows["attention"].to(device)).cpu()

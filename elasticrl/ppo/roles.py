@@ -70,5 +70,6 @@ class Roles:
 
 
 def response(rows: Rows) -> torch.Tensor:
-    """[samples, R] of the tokens [samples, P + R]."""
-    return rows["tokens"][:, -rows["mask"].shape[1] :]
+    """[samples, answer]: the tokens of each response, from those of the whole sample."""
+    ahead = torch.arange(rows["mask"].shape[1], device=rows["start"].device)
+    return rows["tokens"].gather(1, (rows["start"][:, None] + ahead).clamp(max=rows["tokens"].shape[1] - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.strategy import Reduced
+
+
+Joins = Literal["none", "most", "all"]
+"""none: no pass needs another rank; most: each is a collective of all ranks, so all make as many as the one that has most; all:
+each part of a lane must have one.
+"""
 
 
 @dataclass(slots=True)
@@ -112,6 +118,10 @@ class Run(Protocol):
         """Forward passes are collectives, so none may be left out by one rank alone."""
 
     @property
+    def joins(self) -> Joins:
+        """Which passes of an update, of those that a lane may come to, all make, with nothing if they have nothing."""
+
+    @property
     def seconds(self) -> Mapping[str, float]:
         """How long each of the present step's phases took here."""
 
@@ -131,8 +141,9 @@ class Run(Protocol):
         """The whole batch's tally from each carried lane's, folded in the order of lanes."""
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
-        """(lane, micro-batch of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this
-        role's weights. So a micro-batch is a leaf of the tree of sums, whoever carries its lane.
+        """(lane, part of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this role's
+        weights. So a part is a leaf of the tree of sums, whoever carries its lane. Without a backward pass, which all ranks
+        leave out alike where passes are collectives, the leaf is 0.
         """
 
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:

@@ -133,20 +133,20 @@ class Shape:
         chosen = [linear for linear in self.linears if not targets or linear.name in targets]
         return self.layers * sum(rank * (linear.inputs + linear.outputs) for linear in chosen)
 
-    def saved(self, tokens: int, answer: int, *, head: bool, checkpointing: bool) -> int:
-        """Numbers that autograd keeps for one sample of `tokens`, of which `answer` are the response.
+    def saved(self, tokens: int, answer: int, *, checkpointing: bool) -> int:
+        """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head.
 
         A layer keeps for each token 6 H (two norms: what came in, normed, scaled), 5 Q (queries, keys, values, what came out of
-        attention, twice), 4 I (gate before and after its activation, up, product) and one number for each head; and the
-        attention's mask. With checkpointing a layer keeps its input alone, and one layer at a time all of that.
+        attention, twice), 4 I (gate before and after its activation, up, product) and one number for each head. With
+        checkpointing a layer keeps its input alone, and one layer at a time all of that.
         """
-        layer = tokens * (6 * self.hidden + 5 * self.q + 4 * self.inner + self.heads) + tokens * tokens
+        layer = tokens * (6 * self.hidden + 5 * self.q + 4 * self.inner + self.heads)
         layers = self.layers * tokens * self.hidden + layer if checkpointing else self.layers * layer
-        return layers + 4 * tokens * self.hidden + (self.logits(answer) if head else 0)
+        return layers + 4 * tokens * self.hidden + answer * self.hidden + self.logits(answer)
 
     def logits(self, answer: int) -> int:
-        """Numbers of one sample's logits: those of the response, and of the token before it."""
-        return (answer + 1) * self.words
+        """Numbers of the logits of so many tokens of responses."""
+        return answer * self.words
 
     @property
     def cached(self) -> int:

@@ -7,14 +7,14 @@ so nothing depends on it. The order of stages is flow.py's; the mathematics is i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from elasticrl.ppo import flow, kl
 from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
-from elasticrl.ppo.batches import Rows, blocks, take, updates
+from elasticrl.ppo.batches import Block, Rows, blocks, nothing, take, updates
 from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
@@ -22,12 +22,16 @@ from elasticrl.ppo.report import Report, facts_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Score, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
+from elasticrl.ppo.sizes import Sizes, parts_of
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
+
+
+Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
 
 
 class Trainer:
@@ -42,12 +46,13 @@ class Trainer:
         lanes: int,
         steps: int,
         feed: Feed,
+        sizes: Sizes,
         engine: Engine | None = None,
         scorer: Scorer | None = None,
         overlap: bool = False,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
-        self.lanes, self.steps, self.feed = lanes, steps, feed
+        self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
         self.engine, self.scorer = engine, scorer
         self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
         apart = engine is not None and not engine.by_lane
@@ -58,9 +63,8 @@ class Trainer:
             "actor": self.actor_loss,
             "critic": self.critic_loss,
         }
-        self.parts = parts_of(ppo, lanes)
+        self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
-        self.unit = 1  # rows that must stay together in a mini-batch
 
     def step(self, number: int) -> Report:
         """One iteration, or what is left of it: stages whose results were kept are not done again."""
@@ -106,28 +110,26 @@ class Trainer:
 
         A tied head gives the values in the same pass.
         """
-        for lane in self._todo(stage):
-            found = self._forward(lane, self.roles.policy)
+        for lane, found in self._forward(stage, self.roles.policy):
             self.run.buffer.put(lane, **dict(zip(("logprobs", "values"), found, strict=False)))
 
     def ref(self, stage: flow.Stage) -> None:
         """The reference's log-probabilities of the samples."""
-        todo = self._todo(stage)
         if self.roles.judge is None:
-            for lane in todo:
-                self.run.buffer.put(lane, ref_logprobs=self._forward(lane, self.roles.reference)[0])
+            for lane, found in self._forward(stage, self.roles.reference):
+                self.run.buffer.put(lane, ref_logprobs=found[0])
             return
-        rows = {lane: self.run.buffer.rows[lane] for lane in todo}
-        cut = {lane: self._blocks(its, torch.arange(len(its["mask"]))) for lane, its in rows.items()}
-        said = iter(self.roles.judge("ref", [block for its in cut.values() for block in its]))
+        cut = {lane: self._first_epoch(lane) for lane in self._todo(stage)}
+        asked = [take(self.run.buffer.rows[lane], block) for lane, its in cut.items() for block in its]
+        said = iter(self.roles.judge("ref", asked))
         for lane, its in cut.items():
-            whole = torch.cat([next(said) for _ in its])
-            self.run.buffer.put(lane, ref_logprobs=whole[: len(rows[lane]["mask"])])
+            mask = self.run.buffer.rows[lane]["mask"]
+            self.run.buffer.put(lane, ref_logprobs=_placed(its, [next(said) for _ in its], mask))
 
     def values(self, stage: flow.Stage) -> None:
         """The critic's values of the samples."""
-        for lane in self._todo(stage):
-            self.run.buffer.put(lane, values=self._forward(lane, self.roles.values)[0])
+        for lane, found in self._forward(stage, self.roles.values):
+            self.run.buffer.put(lane, values=found[0])
 
     def advantage(self, _stage: flow.Stage) -> None:
         """Scores, KL and values to advantages; with the batch's moments, in the order of lanes, to whitened ones."""
@@ -156,7 +158,6 @@ class Trainer:
             tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
             tally.spread("length", mask.sum(1))
             tally.add(ended=rows["ended"].sum().item())
-            tally.add(tokens=rows["attention"].sum().item(), places=rows["attention"].numel())
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
@@ -176,24 +177,34 @@ class Trainer:
         if self.generator is not None:
             self.generator.begin()  # already under way, unless the step was taken up after its rollout
         orders = {lane: self._orders(lane) for lane in self.run.lanes}
-        count = len(orders[self.run.lanes[0]])
+        cut = {lane: self._cut(lane) for lane in self.run.lanes}
+        passes = self._passes({lane: list(map(len, its)) for lane, its in cut.items()}, self.parts)
+        count = len(passes)
         keeps = self.flow.again(self.flow.made(buffer.done), updates=1) is not None
         for number in range(self.run.streams.update, count):
+            entries = buffer.facts[f"entries.{number}"]
             for role in self.flow.trained:
                 with self.run.part(f"{role}_update"):
+                    said = Tally()
                     for lane, part, tally in self.run.passes(role):
-                        rows = self._blocks(buffer.rows[lane], orders[lane][number], slice(part, part + 1))[0]
-                        with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
-                            backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
+                        its = cut[lane][number]
+                        if part < max(len(its), passes[number]):
+                            rows = self._take(buffer.rows[lane], its[part] if part < len(its) else nothing(self.sizes))
+                            with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
+                                backward(self.losses[role](rows, entries, tally))
+                            said = tally
+                        else:  # nothing is left of this lane: its gradient is 0, and so is all that it says
+                            tally.add(**dict.fromkeys(said.held, 0.0))
             for lane in dict.fromkeys(self.run.lanes):
                 chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
                 self.run.used(lane, number * ppo.epochs // count, chosen)
             done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps)
-            entries = max(buffer.facts[f"entries.{number}"], 1.0)
             for role, reduced in done.items():
                 buffer.facts[f"{role}_norm"] = reduced.norm
                 for name, total in reduced.tally.sums.items():  # the mean over the step's updates so far
-                    buffer.facts[name] = (buffer.facts.get(name, 0.0) * number + total / entries) / (number + 1)
+                    buffer.facts[name] = (buffer.facts.get(name, 0.0) * number + total / max(entries, 1.0)) / (
+                        number + 1
+                    )
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
@@ -277,33 +288,78 @@ class Trainer:
         size = self.ppo.mini_batch // self.lanes
         streams = self.run.streams.at(update=0, lane=lane)
         rows = len(self.run.buffer.rows[lane]["mask"])
-        return updates(rows, size, self.ppo.batch // self.ppo.mini_batch, self.ppo.epochs, streams, unit=self.unit)
+        return updates(
+            rows, size, self.ppo.batch // self.ppo.mini_batch, self.ppo.epochs, streams, unit=self.sizes.unit
+        )
 
     def _tally_entries(self, lane: int, tally: Tally) -> None:
-        """How much each update's loss is a sum of: every lane must know of all before the first backward pass."""
-        mask = self.run.buffer.rows[lane]["mask"]
-        tally.add(**{f"entries.{i}": mask[index].sum().item() for i, index in enumerate(self._orders(lane))})
+        """How much each update's loss is a sum of: every lane must know of all before the first backward pass. And what the
+        passes of the updates compute, of which the rest is padding.
+        """
+        rows = self.run.buffer.rows[lane]
+        for i, (index, its) in enumerate(zip(self._orders(lane), self._cut(lane), strict=True)):
+            tally.add(**{f"entries.{i}": self._entries(rows["mask"][index])})
+            tally.add(tokens=rows["attention"][index].sum().item(), places=sum(block.places for block in its))
 
-    def _blocks(self, rows: Rows, index: torch.Tensor, part: slice = slice(None)) -> list[Rows]:
-        cut = blocks(index, self.ppo.micro_batch, self.parts)[part]
-        return [{name: x.to(self.roles.device) for name, x in take(rows, *block).items()} for block in cut]
+    def _entries(self, mask: torch.Tensor) -> float:
+        return float(mask.sum())
 
-    def _forward(self, lane: int, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-        return self._forward_rows(self.run.buffer.rows[lane], compute)
+    def _cut(self, lane: int) -> list[list[Block]]:
+        """Each update's passes."""
+        rows = self.run.buffer.rows[lane]
+        return [blocks(index, rows, self.sizes) for index in self._orders(lane)]
+
+    def _first_epoch(self, lane: int, rows: Rows | None = None) -> list[Block]:
+        """Passes that have each row once: those of the updates, so that their log-probabilities are the same bits."""
+        rows = self.run.buffer.rows[lane] if rows is None else rows
+        orders = self._orders(lane)[: self.ppo.batch // self.ppo.mini_batch]
+        return [block for index in orders for block in blocks(index, rows, self.sizes)]
+
+    def _passes(self, counts: Mapping[int, Sequence[int]], most: int) -> list[int]:
+        """How many passes all make of each of several things, of which each lane has so many, `most` at most. A lane that has
+        more than that makes its own; where passes are nobody's collective nobody makes any more. Collective.
+        """
+        each = len(next(iter(counts.values()), ()))
+        if self.run.joins != "most":
+            return [most if self.run.joins == "all" else 0] * each
+        tallies = {lane: Tally() for lane in counts}
+        for lane, its in counts.items():
+            for i, mine in enumerate(its):  # how many lanes have that many: the greatest is read from the sums
+                tallies[lane].add(**{f"{i}.{k}": float(k < mine) for k in range(most)})
+        sums = self.run.exchange(tallies).sums
+        return [sum(sums[f"{i}.{k}"] > 0 for k in range(most)) for i in range(each)]
+
+    def _take(self, rows: Rows, block: Block) -> Rows:
+        return {name: x.to(self.roles.device) for name, x in take(rows, block).items()}
+
+    def _forward(self, stage: flow.Stage, compute: Compute) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """What is computed of each lane that lacks this stage's results."""
+        lanes = self._todo(stage)
+        return self._forward_rows(lanes, {lane: self.run.buffer.rows[lane] for lane in lanes}, compute)
 
     @torch.no_grad()
-    def _forward_rows(self, rows: Rows, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-        count = len(rows["mask"])
-        parts = [compute(block) for block in self._blocks(rows, torch.arange(count))]
-        return [torch.cat(column)[:count].cpu() for column in zip(*parts, strict=True)]
+    def _forward_rows(
+        self, lanes: Sequence[int], rows: Mapping[int, Rows], compute: Compute
+    ) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        cut = {lane: self._first_epoch(lane, its) for lane, its in rows.items()}
+        updates_of_epoch = self.ppo.batch // self.ppo.mini_batch
+        (count,) = self._passes({lane: [len(its)] for lane, its in cut.items()}, self.parts * updates_of_epoch) or [0]
+        for lane in lanes:
+            made = [compute(self._take(rows[lane], block)) for block in cut[lane]]
+            for _ in range(count - len(made)):
+                compute(self._take(rows[lane], nothing(self.sizes)))
+            yield lane, [_placed(cut[lane], column, rows[lane]["mask"]) for column in zip(*made, strict=True)]
 
     def _lr_factor(self) -> float:
         return lr_factor(self.ppo.schedule, self.run.streams.step, warmup=self.ppo.warmup_steps, steps=self.steps)
 
 
-def parts_of(ppo: Ppo, lanes: int) -> int:
-    """How many micro-batches, each a backward pass, a lane makes in an update."""
-    return -(-ppo.mini_batch // lanes // ppo.micro_batch)
+def _placed(cut: Sequence[Block], values: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+    """[samples, tokens] from what each block's rows came to; 0 in what was cut off."""
+    found = torch.zeros(mask.shape, dtype=values[0].dtype)
+    for block, its in zip(cut, values, strict=True):
+        found[block.index, : its.shape[1]] = its[: len(block.index)].cpu()
+    return found
 
 
 def backward(loss: torch.Tensor) -> None:

@@ -59,7 +59,7 @@ class _Arrival(NamedTuple):
 
     unit: int
     work: dist.Work | None
-    leaves: torch.Tensor  # [ranks with a real lane in this round, slice]
+    leaves: torch.Tensor  # [ranks with a real lane in this round, slice]; zeros without a slice if they were left out
     sent: torch.Tensor  # kept until the work is done
 
 
@@ -176,21 +176,29 @@ class Fsdp(Strategy):
         while self._arrivals:
             self._fold(self._arrivals.popleft())
         missing = [unit.name for u, unit in enumerate(self._units) if u not in self._seen]
-        if missing:
+        if missing and self._seen:
             raise RuntimeError(
-                f"unit '{missing[0]}' had no backward pass in lane {turn.lane}; every lane runs every unit once"
+                f"unit '{missing[0]}' had no backward pass in lane {turn.lane}; a lane runs every unit once, or none"
             )
+        if missing:
+            self._leave_out()
         self._seen.clear()
         for unit in self._units:
             for _, param in unit.params:
                 param.grad = None
+
+    def _leave_out(self) -> None:
+        """A round in which no rank had a backward pass: its leaves are 0. That all leave it out is the caller's affair."""
+        for u in range(len(self._units)):
+            zeros = torch.zeros(len(self._owners()), dtype=self._shard.grad.dtype, device=self._device)
+            self._fold(_Arrival(unit=u, work=None, leaves=zeros, sent=zeros))
 
     def _reduce(self) -> None:
         self.point("reduce")  # the reducing itself was done lane by lane
         self._drop()
 
     def _drop(self) -> None:
-        self._folds = [Fold[torch.Tensor](self.deal.lanes, torch.Tensor.add_) for _ in self._units]
+        self._folds = [Fold[torch.Tensor](self.deal.lanes, _added) for _ in self._units]
         self._arrivals: deque[_Arrival] = deque()
         self._seen: set[int] = set()
         for unit in self._units:
@@ -326,6 +334,11 @@ def _check_cut(model: torch.nn.Module, world: int) -> None:
             raise Misuse(
                 f"{name} is not cut over all {world} ranks of the gang: give fully_shard the mesh that the function was given."
             )
+
+
+def _added(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """In place; of a leaf that was left out there is one 0 alone."""
+    return right.add_(left) if left.dim() < right.dim() else left.add_(right)
 
 
 def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -104,7 +104,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "agent": {"env": {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}},
         "ppo": {
-            "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
+            "batch": 32, "mini_batch": 16, "micro_tokens": 40, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
         },
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
         "reward": {"function": "at_leisure:reverse"},

@@ -27,7 +27,7 @@ def small(folder: Path) -> dict[str, Any]:
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     return {
         "ppo": {
-            "batch": 64, "mini_batch": 32, "micro_batch": 4, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3,
+            "batch": 64, "mini_batch": 32, "micro_tokens": 40, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3,
             "kl": {"coef": 0.01, "target": 1.0, "horizon": 100},
         },
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
@@ -36,6 +36,17 @@ def small(folder: Path) -> dict[str, Any]:
         "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
         "vault": {"inside": 1},  # so that there are many states to go on from
     }  # fmt: skip
+
+
+def mixed(folder: Path) -> dict[str, Any]:
+    """The same with prompts of all lengths, few long ones: lanes come to one pass in an update, or to four."""
+    chance = random.Random(6)
+    sizes = [min(int(chance.lognormvariate(2.0, 0.8)) + 1, 42) for _ in range(5000)]
+    conf = small(folder)
+    lines = [json.dumps({"prompt": "".join(chance.choice("0123456789") for _ in range(size))}) for size in sizes]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    conf["data"]["max_prompt"], conf["rollout"]["max_tokens"] = 44, 20
+    return {**conf, "ppo": {**conf["ppo"], "micro_tokens": 128}}
 
 
 def nodes(

@@ -9,7 +9,8 @@ from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.ppo.sizes import of, parts_of
+from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
 
@@ -20,7 +21,7 @@ def settings(**more):
             {
                 "batch": 32,
                 "mini_batch": 16,
-                "micro_batch": 2,
+                "micro_tokens": 20,
                 "epochs": 2,
                 "lr": 1e-3,
                 "critic_lr": 1e-3,
@@ -33,10 +34,11 @@ def settings(**more):
 
 def job(
     path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
-    overlap=False, engine=TorchEngine,
+    overlap=False, engine=TorchEngine, sizes=None,
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
+    passes = sizes or of(ppo, prompt=6, answer=4)
     model = Model(path=path, value_head=head)
     tokenizer = models.tokenizer(path)
     actor, ref = models.actor(model, path, seed=seed), models.reference(model, path)
@@ -49,7 +51,7 @@ def job(
         trained,
         deal=Deal(lanes=lanes, carried=carried or (tuple(range(lanes)),)),
         seed=seed,
-        parts=parts_of(ppo, lanes),
+        parts=parts_of(ppo, lanes, passes),
         rank=rank,
         group=group,
         on_phase=on_phase or (lambda _name: None),
@@ -69,6 +71,7 @@ def job(
         ppo=ppo,
         lanes=lanes,
         steps=steps,
+        sizes=passes,
         feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
         engine=engine(body, sampling),
         scorer=Function.named("elasticrl.ppo.tasks:reverse"),

@@ -142,7 +142,7 @@ def job(folder: Path, engine: dict[str, Any], **shape: Any) -> dict[str, Any]:
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     return {
         "ppo": {
-            "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
+            "batch": 32, "mini_batch": 16, "micro_tokens": 40, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
             "importance_limit": 2.0,
         },
         "model": {"path": tiny.write(folder / "actor", **({"hidden": 32, "layers": 2} | shape))},

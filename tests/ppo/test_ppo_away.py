@@ -24,6 +24,7 @@ from chaos.patience import patience
 from elasticrl.base.strangers import PLACES
 from elasticrl.config.training import Model
 from elasticrl.ppo import models
+from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.away import Rest, Roll, shares
@@ -75,12 +76,13 @@ def judging(tmp_path, folders):
 
 
 def block(seed):
-    """Rows as a trainer cuts them: prompts padded on the left, answers on the right."""
+    """Rows as a trainer cuts them."""
     chance = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 10, (4, 13), generator=chance)
     attention = torch.ones(4, 13, dtype=torch.bool)
     attention[0, :3] = attention[1, 11:] = False
-    return {"tokens": tokens, "attention": attention, "mask": attention[:, 7:].clone()}
+    rows = {"tokens": tokens, "attention": attention, "mask": attention[:, 7:].clone()}
+    return take(rows, Block(torch.arange(4), 13, 6))
 
 
 def test_what_roles_elsewhere_say_is_bit_for_bit_what_the_worker_s_own_would_though_an_engine_dies(

@@ -1,12 +1,15 @@
-"""Which rows go into which update: an order of seed, step and lane alone, each row once an epoch, and padding for nothing."""
+"""Which rows go into which update and pass: an order of seed, step and lane alone, each row once an epoch, cut to size."""
 
 import random
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 
-from elasticrl.ppo.batches import blocks, take, updates
+from elasticrl.ppo.batches import blocks, lengths, nothing, take, updates
+from elasticrl.ppo.roles import response
+from elasticrl.ppo.sizes import Sizes, width_of
 from elasticrl.runtime.rng import Streams
 
 
@@ -64,22 +67,60 @@ def test_what_would_leave_a_row_out_is_refused(given, sentence):
         order(**given)
 
 
-@pytest.mark.parametrize(("rows", "size", "count"), [(6, 3, 2), (6, 4, 2), (5, 4, 1), (2, 4, 3), (1, 1, 1), (0, 4, 2)])
-def test_blocks_have_one_shape_and_hold_each_row_once(rows, size, count):
-    index = torch.randperm(rows) + 10
-    found = blocks(index, size, count)
-    assert len(found) == max(count, -(-rows // size))
-    assert {(len(place), len(real)) for place, real in found} == {(size, size)}
-    assert torch.equal(torch.cat([place[real] for place, real in found]), index)
-    padding = torch.cat([place[~real] for place, real in found])
-    assert set(padding.tolist()) <= ({index[0].item()} if rows else {0}), "it repeats a row that is there"
+SIZES = Sizes(tokens=200, sample=96, answer=40)
 
 
-def lane(rows, width=5):
-    g = torch.Generator().manual_seed(rows)
-    mask = torch.rand(rows, width, generator=g) < 0.6
-    attention = torch.cat([torch.ones(rows, 3, dtype=torch.bool), mask], 1)
-    return {"mask": mask, "attention": attention, "values": torch.rand(rows, width, generator=g)}
+def lane(rows, seed=0):
+    """Samples of all lengths: prompts padded on the left, answers on the right, as a rollout leaves them."""
+    g = torch.Generator().manual_seed(100 * rows + seed)
+    before, after = SIZES.prompt, SIZES.answer
+    prompts, answers = (
+        torch.randint(1, before + 1, (rows, 1), generator=g),
+        torch.randint(0, after + 1, (rows, 1), generator=g),
+    )
+    seen, mask = (
+        torch.arange(before).expand(rows, -1) >= before - prompts,
+        torch.arange(after).expand(rows, -1) < answers,
+    )
+    attention = torch.cat([seen, mask], 1)
+    tokens = torch.where(attention, torch.randint(1, 10, attention.shape, generator=g), 0)
+    return {"tokens": tokens, "attention": attention, "mask": mask, "values": torch.rand(mask.shape, generator=g)}
+
+
+@pytest.mark.parametrize("unit", [1, 2])
+@pytest.mark.parametrize("rows", [0, 2, 6, 8, 32])
+def test_blocks_hold_each_row_once_within_their_tokens_the_longest_first(rows, unit):
+    sizes = replace(SIZES, unit=unit)
+    index, all_rows = torch.randperm(rows, generator=torch.Generator().manual_seed(rows)), lane(rows)
+    index = index if unit == 1 else torch.arange(rows)
+    found = blocks(index, all_rows, sizes)
+    total, answer = lengths(all_rows)
+    assert sorted(torch.cat([block.index for block in found]).tolist()) == list(range(rows))
+    assert 1 <= len(found) <= sizes.parts(rows)
+    assert all(block.places <= sizes.tokens or len(block.index) == unit for block in found)
+    assert [block.width for block in found] == sorted((block.width for block in found), reverse=True)
+    for block in found:
+        assert (total[block.index] <= block.width).all()
+        assert (answer[block.index] <= block.answer).all()
+        assert unit == 1 or torch.equal(block.index[::2] + 1, block.index[1::2])
+    assert blocks(index, all_rows, sizes)[0].index.tolist() == found[0].index.tolist()
+
+
+def test_long_rows_share_passes_with_long_ones_and_little_is_padding():
+    rows = lane(64)
+    total = lengths(rows)[0].sum().item()
+    sizes = replace(SIZES, tokens=600)
+    places = sum(block.places for block in blocks(torch.arange(64), rows, sizes))
+    assert total < places < 1.3 * total < 0.8 * rows["attention"].numel()
+
+
+def test_widths_are_few_and_none_is_far_from_the_length():
+    widths = {width_of(length, 4096) for length in range(1, 4097)}
+    assert len(widths) == 48
+    for length in range(1, 4097):
+        assert length <= width_of(length, 4096) <= max(length + 15, 1.125 * length)
+    assert width_of(95, 100) == 96
+    assert width_of(99, 100) == 100, "never wider than a sample can be"
 
 
 def test_the_blocks_of_uneven_lanes_count_all_tokens_of_an_update_once():
@@ -90,21 +131,32 @@ def test_the_blocks_of_uneven_lanes_count_all_tokens_of_an_update_once():
         for place, rows in enumerate(lanes):
             index = updates(len(rows["mask"]), 4, 2, 2, Streams(seed=3, lane=place))[number]
             entries += rows["mask"][index].sum().item()
-            told += sum(take(rows, *block)["mask"].sum().item() for block in blocks(index, 3, 2))
+            told += sum(take(rows, block)["mask"].sum().item() for block in blocks(index, rows, SIZES))
         assert told == entries
         assert entries > 0
 
 
-def test_a_block_has_its_rows_in_order_and_an_empty_lane_has_rows_that_a_model_can_read():
-    rows = lane(6)
-    found = take(rows, torch.tensor([4, 1, 4]), torch.tensor([True, True, False]))
-    assert torch.equal(found["values"], rows["values"][[4, 1, 4]])
-    assert torch.equal(found["mask"][:2], rows["mask"][[4, 1]])
-    assert not found["mask"][2].any()
-    [(index, real)] = blocks(torch.empty(0, dtype=torch.long), 3)
-    empty = take(lane(0), index, real)
-    assert {name: tuple(value.shape) for name, value in empty.items()} == {
-        "mask": (3, 5), "attention": (3, 8), "values": (3, 5),
+def test_a_block_s_rows_have_no_gap_and_keep_what_belongs_to_each_token():
+    rows = lane(16)
+    for block in blocks(torch.arange(16), rows, SIZES):
+        found = take(rows, block)
+        assert found["tokens"].shape == found["attention"].shape == (len(block.index), block.width)
+        assert found["mask"].shape == found["values"].shape == (len(block.index), block.answer)
+        for i, row in enumerate(block.index.tolist()):
+            real = rows["tokens"][row][rows["attention"][row]]
+            assert torch.equal(found["tokens"][i, : len(real)], real)
+            assert found["attention"][i].tolist() == [place < len(real) for place in range(block.width)]
+            said = rows["tokens"][row, SIZES.prompt :][rows["mask"][row]]
+            assert torch.equal(response(found)[i][found["mask"][i]], said)
+            assert torch.equal(found["values"][i], rows["values"][row, : block.answer])
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_pass_of_nothing_has_a_row_that_a_model_can_read_and_that_counts_for_nothing(rows):
+    found = take(lane(rows), nothing(SIZES))
+    assert {name: tuple(value.shape) for name, value in found.items()} == {
+        "tokens": (1, 16), "attention": (1, 16), "mask": (1, 16), "values": (1, 16), "start": (1,),
     }  # fmt: skip
-    assert not empty["mask"].any()
-    assert empty["attention"].all(), "a row that attends to nothing would be NaN"
+    assert not found["mask"].any()
+    assert found["attention"].all()
+    assert [len(block.index) for block in blocks(torch.empty(0, dtype=torch.long), lane(0), SIZES)] == [0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from elastic_kit import STEPS, events, generated, nodes, outcome, small, strike
+from elastic_kit import STEPS, events, generated, mixed, nodes, outcome, small, strike
 
 from elasticrl.ppo import estimate
 
@@ -53,6 +53,42 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
     assert list((tmp_path / "curves").iterdir())
     if strategy == "replicated":
         sent_as_planned(gang.tree, world, [event for event in told["n0"] if event["event"] == "ppo.comm"])
+
+
+@pytest.fixture(scope="module")
+def mixed_lengths(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, str]]:
+    """The job, and its digests alone."""
+    conf = mixed(tmp_path_factory.mktemp("mixed"))
+    with nodes(tmp_path_factory.mktemp("mixed-alone"), conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        return conf, outcome(gang)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [
+        ("replicated", 3),
+        ("fsdp", 2),
+        ("fsdp", 3),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("replicated", 2), ("replicated", 4), ("fsdp", 1), ("fsdp", 4))
+        ),
+    ],
+)
+def test_samples_of_mixed_lengths_train_to_the_same_bits_though_lanes_make_other_numbers_of_passes(
+    tmp_path: Path, mixed_lengths, strategy: str, world: int
+):
+    conf, undisturbed = mixed_lengths
+    conf = {**conf, "telemetry": {"format": "json"}}
+    with nodes(tmp_path, conf, strategy=strategy, copies=min(1, world - 1)) as gang:
+        gang.plan(*(f"n{i}" for i in range(world)))
+        log = gang.workers["n0"].log
+        gang.until_done()
+        assert outcome(gang) == undisturbed
+        steps = [event for event in events(log) if event["event"] == "ppo.step"]
+    assert all(0.02 < step["metrics"]["padding"] < 0.5 for step in steps)
 
 
 def sent_as_planned(tree, world: int, told: list[dict[str, Any]]) -> None:

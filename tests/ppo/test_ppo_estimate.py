@@ -24,7 +24,7 @@ def tree(path, **sections):
         "membership": {"min_nodes": 1, "max_nodes": 2},
         "lanes": {"count": 4},
         "vault": {"copies": 0},
-        "ppo": {"batch": 64, "mini_batch": 32, "micro_batch": 4, "epochs": 2},
+        "ppo": {"batch": 64, "mini_batch": 32, "micro_tokens": 40, "epochs": 2},
         "model": {"path": str(path)},
         "reward": {"function": "elasticrl.ppo.tasks:reverse"},
         "rollout": {"max_tokens": 4},
@@ -73,10 +73,9 @@ def test_activations_are_estimated_within_a_factor(tmp_path, arch, checkpointing
     model = models.actor(Model(gradient_checkpointing=checkpointing), path, seed=0).train()
     rows = {
         "tokens": torch.randint(0, 10, (micro, prompt + answer)),
-        "attention": torch.ones(micro, prompt + answer, dtype=torch.bool),
+        "start": torch.full((micro,), prompt),
         "mask": torch.ones(micro, answer, dtype=torch.bool),
     }
-    rows["attention"][0, :2] = False
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -91,9 +90,10 @@ def test_activations_are_estimated_within_a_factor(tmp_path, arch, checkpointing
         logprobs(logits, rows["tokens"][:, -answer:]).sum()
     found = sum(storage.nbytes() for storage in kept.values())
     shape = shapes.read(path)
-    said = 4 * micro * shape.saved(prompt + answer, answer, head=True, checkpointing=checkpointing)
+    tokens = micro * (prompt + answer)
+    said = 4 * shape.saved(tokens, micro * answer, checkpointing=checkpointing)
     if checkpointing:  # the hook sees what is kept, not the one layer that is computed again at a time
-        said -= 4 * micro * shape.saved(prompt + answer, answer, head=False, checkpointing=False) // shape.layers
+        said -= 4 * shape.saved(tokens, 0, checkpointing=False) // shape.layers
         assert found / 2 < said < found * 2
     else:
         assert found / FACTOR < said < found * FACTOR
@@ -101,10 +101,10 @@ def test_activations_are_estimated_within_a_factor(tmp_path, arch, checkpointing
 
 def test_the_state_of_replicated_is_what_its_formulas_say(folders):
     """Flat weights, gradient rows and both versions of the shard, up to the padding of each parameter to 64 numbers."""
-    conf = tree(folders["qwen2"], ppo={"micro_batch": 2})
+    conf = tree(folders["qwen2"], ppo={"micro_tokens": 20})
     said = {(line.role, line.what): line.bytes for line in estimate.read(conf, workers=1).memory}
     actor = models.actor(conf.model, folders["qwen2"], seed=0)
-    strategy = Replicated(actor, lambda _name: AdamW(), deal=Deal.contiguous(16, 1))
+    strategy = Replicated(actor, lambda _name: AdamW(), deal=Deal.contiguous(32, 1))
     tokens = torch.zeros(2, 10, dtype=torch.long)
     for turn in strategy.turns:
         strategy.begin(turn)
@@ -131,7 +131,7 @@ def test_the_cache_is_what_generation_keeps(folders):
 
 @pytest.mark.parametrize(
     ("world", "sections", "trees"),
-    [(2, {}, 1), (1, {}, 1), (3, {"lanes": {"count": 8}}, 2), (2, {"ppo": {"micro_batch": 2}}, 1)],
+    [(2, {}, 1), (1, {}, 1), (3, {"lanes": {"count": 8}}, 2), (2, {"ppo": {"micro_tokens": 20}}, 1)],
 )
 def test_the_wire_follows_from_how_lanes_are_dealt(folders, world, sections, trees):
     found = estimate.read(tree(folders["qwen2"], **sections), workers=world)
@@ -193,13 +193,13 @@ def test_an_offloaded_optimizer_is_as_large_on_the_host_as_planned(folders):
     assert said["actor", "weights, idle"] == sum(param.nbytes for param in actor.parameters())
 
 
-def test_an_offloaded_reference_leaves_room_for_a_larger_micro_batch(folders):
-    conf = {"ppo": {"batch": 256, "mini_batch": 256, "micro_batch": 1}, "node": {"device": "cuda"}}
+def test_an_offloaded_reference_leaves_room_for_larger_passes(folders):
+    conf = {"ppo": {"batch": 256, "mini_batch": 256, "micro_tokens": 10}, "node": {"device": "cuda"}}
     fixed = estimate.read(tree(folders["qwen2"], **conf), workers=2).fixed
 
     def largest(offload, limit):
         found = tree(folders["qwen2"], placement={"ref": {"offload": offload}}, **conf)
-        return estimate.read(found, workers=2, memory_bytes=int(limit)).largest_micro_batch
+        return estimate.read(found, workers=2, memory_bytes=int(limit)).largest_micro_tokens
 
     sizes = [largest(offload, 2 * fixed) for offload in ("none", "cpu")]
     assert 0 < sizes[0] < sizes[1]

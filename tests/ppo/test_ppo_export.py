@@ -38,7 +38,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     tiny.write(base, hidden=32, layers=2)
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n:04}"}}\n' for n in range(100)))
     conf = {
-        "ppo": {"batch": 16, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3},
+        "ppo": {"batch": 16, "mini_batch": 16, "micro_tokens": 40, "lr": 4e-3},
         "model": {"path": str(base)},
         "reward": {"function": "elasticrl.ppo.tasks:reverse"},
         "rollout": {"max_tokens": 4},

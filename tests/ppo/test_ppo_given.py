@@ -34,7 +34,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, rows in (("dpo", pairs), ("kto", singles)):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {
-        "ppo": {"batch": 32, "mini_batch": 16, "micro_batch": 4, "epochs": 1, "lr": 3e-3},
+        "ppo": {"batch": 32, "mini_batch": 16, "micro_tokens": 44, "epochs": 1, "lr": 3e-3},
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=1)},
         "rollout": {"max_tokens": 5},
         "data": {"path": str(folder), "max_prompt": 6},

@@ -48,7 +48,7 @@ def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_grou
 
 
 LEARNS = {
-    "batch": 128, "mini_batch": 64, "micro_batch": 16, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
+    "batch": 128, "mini_batch": 64, "micro_tokens": 160, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
     "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from elasticrl.ppo import tiny
 LEARNS = {
     "batch": 128,
     "mini_batch": 32,
-    "micro_batch": 16,
+    "micro_tokens": 160,
     "epochs": 2,
     "lr": 4e-3,
     "critic_lr": 4e-3,

@@ -43,6 +43,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from elasticrl.config.training import Lora, Model
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.__main__ import shards
+from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.fsdp import Fsdp, give_memory
@@ -82,7 +83,8 @@ def rows():
     tokens, attention = left_padded([(12, 1, 2, 13), (12, 3, 13)], 5, 10)
     response = torch.tensor([[2, 1, 11], [3, 11, 10]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    return {"tokens": torch.cat([tokens, response], 1), "attention": torch.cat([attention, mask], 1), "mask": mask}
+    found = {"tokens": torch.cat([tokens, response], 1), "attention": torch.cat([attention, mask], 1), "mask": mask}
+    return take(found, Block(torch.arange(2), 8, 3))
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])

@@ -38,7 +38,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     return {
         "ppo": {
-            "batch": 48, "mini_batch": 24, "micro_batch": 6, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3,
+            "batch": 48, "mini_batch": 24, "micro_tokens": 60, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3,
             "kl": {"coef": 0.01},
         },
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},

@@ -25,7 +25,7 @@ def start(folder: Path, steps: int, allow: str = "", *, lanes: int = 2, ppo: str
         f"store: {{embedded: true}}\nlanes: {{count: {lanes}}}\n"
         f"model: {{path: {folder}/actor}}\nrollout: {{max_tokens: 5}}\n"
         f"data: {{path: {folder}/pairs.jsonl, max_prompt: 6}}\n"
-        f"reward: {{function: 'elasticrl.ppo.tasks:reverse'}}\nppo: {{{ppo}, mini_batch: 8, micro_batch: 4, epochs: 1}}\n"
+        f"reward: {{function: 'elasticrl.ppo.tasks:reverse'}}\nppo: {{{ppo}, mini_batch: 8, micro_tokens: 44, epochs: 1}}\n"
     )
     (folder / "job.py").write_text("from elasticrl.ppo.__main__ import main\n\nmain('job.yaml')\n")
     return live(folder / "job.py")

@@ -23,6 +23,7 @@ from elasticrl.contract.model import OUTSIDE
 from elasticrl.core.node.suspect import Budgets, Timeouts
 from elasticrl.ppo import models, rewards
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
+from elasticrl.ppo.sizes import Sizes
 from elasticrl.runtime.interrupt import GangError
 
 
@@ -110,14 +111,15 @@ def test_a_function_that_does_not_exist_is_named():
         rewards.of(Reward(), deadline_s=1, load=None)
 
 
-def test_a_reward_model_scores_an_answer_alike_in_any_batch(folders):
+def test_a_reward_model_scores_an_answer_alike_beside_others_of_any_length(folders):
     model = models.reward_model(Model(), folders["reward"])
-    scorer = RewardModel(model=model, width=12, rows=8, pad=10)
+    scorer = RewardModel(model=model, sizes=Sizes(tokens=96, sample=12, answer=4), pad=10)
     answers = [answer(i, prompt="12345"[: 1 + i % 5], response="678"[: i % 4]) for i in range(19)]
     whole = scorer.score(answers)
     assert len(set(whole)) > 5
-    assert scorer.score(answers[::-1]) == whole[::-1]
-    assert scorer.score(answers[3:4]) == whole[3:4]
+    assert scorer.score(answers) == whole
+    assert scorer.score(answers[::-1]) == pytest.approx(whole[::-1], abs=1e-5)
+    assert scorer.score(answers[3:4]) == pytest.approx(whole[3:4], abs=1e-5)
     assert scorer.score([]) == []
 
 

@@ -19,7 +19,9 @@ from elasticrl.config.training import Model
 from elasticrl.config.tree import Tree
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.__main__ import shards
+from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine, draw
@@ -136,7 +138,7 @@ def test_the_weights_of_a_tied_actor_are_sent_after_a_pass_too(tmp_path, mesh):
     mask = torch.ones(8, 4, dtype=torch.bool)
     tokens = torch.ones(8, 6, dtype=torch.long)
     with torch.no_grad():
-        models.response_logits(cut, {"tokens": tokens, "attention": torch.ones_like(tokens), "mask": mask})
+        models.response_logits(cut, {"tokens": tokens, "start": torch.full((8,), 2), "mask": mask})
     sent = dict(chain.from_iterable(weights.buckets(cut.actor, nbytes=1 << 30, dtype=torch.float32, within=cut)))
     assert sent.keys() == whole.keys()
     assert all(torch.equal(sent[name], whole[name]) for name in whole)
@@ -190,10 +192,11 @@ def cut_up(layer):
 def test_logprobs_are_the_trainer_s_within_the_stated_gap(actor, temperature):
     sampling = replace(SAMPLING, temperature=temperature)
     samples = TorchEngine(actor, sampling).generate(requests(32), version=0)
-    rows = {"tokens": samples.tokens, "attention": samples.attention, "mask": samples.mask}
+    whole = {"tokens": samples.tokens, "attention": samples.attention, "mask": samples.mask}
+    rows = take(whole, Block(torch.arange(32), 13, 6))
     with torch.no_grad():
         logits, _ = models.response_logits(actor, rows)
-    trainer = logprobs(logits, samples.tokens[:, 7:], temperature)
+    trainer = logprobs(logits, response(rows), temperature)
     assert ((trainer - samples.logprobs)[samples.mask]).abs().max() < GAP
     assert not samples.logprobs[~samples.mask].any()
 

@@ -15,7 +15,7 @@ from ppo_job import job, settings
 
 from bench.fixed_run import FixedRun
 from elasticrl.config.training import Kl, Model
-from elasticrl.ppo import models
+from elasticrl.ppo import models, sizes
 from elasticrl.ppo.elastic import BufferPart
 from elasticrl.ppo.preferences import Given, PreferenceTrainer
 from elasticrl.ppo.report import lr_factor
@@ -24,7 +24,6 @@ from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Samples
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.run import Buffer
-from elasticrl.ppo.trainer import parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.vault.errors import CheckpointRefused
@@ -198,8 +197,10 @@ def test_the_first_ratio_of_a_step_is_exactly_one(folders):
 @pytest.mark.long
 def test_micro_batches_change_the_gradient_only_by_rounding(folders):
     norms = [
-        job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1, micro_batch=micro))[0].step(0).metrics["actor_norm"]
-        for micro in (8, 4, 3)  # 3 does not divide 8: the last block is filled up
+        job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1, micro_tokens=10 * micro))[0]
+        .step(0)
+        .metrics["actor_norm"]
+        for micro in (8, 4, 3)  # 3 does not divide 8: the last block is short
     ]
     assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-4)
 
@@ -284,19 +285,18 @@ def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
 
     results = []
     for order in ((0, 1), (1, 0)):
-        ppo = settings(algorithm=algorithm, batch=16, mini_batch=8, micro_batch=4, epochs=1, lr=3e-3)
+        ppo = settings(algorithm=algorithm, batch=16, mini_batch=8, micro_tokens=44, epochs=1, lr=3e-3)
+        passes = sizes.of(ppo, prompt=6, answer=5)
         model = Model(path=path)
         actor = models.actor(model, path, seed=0)
         run = FixedRun(
             {"actor": (actor, lambda _name: AdamW(lr=3e-3))},
             deal=Deal(lanes=2, carried=(order,)),
             seed=0,
-            parts=parts_of(ppo, 2),
+            parts=sizes.parts_of(ppo, 2, passes),
         )
         roles = Roles(model=model, actor=actor, ref=models.reference(model, path))
-        trainer = PreferenceTrainer(
-            run, roles, ppo=ppo, lanes=2, steps=8, answers=answers, prompt_tokens=6, answer_tokens=5, pad=10
-        )
+        trainer = PreferenceTrainer(run, roles, ppo=ppo, lanes=2, steps=8, sizes=passes, answers=answers, pad=10)
         results.append(finish(trainer, run, steps=8))
     assert results[0] == results[1]
     first, last = results[0][1][0], results[0][1][-1]

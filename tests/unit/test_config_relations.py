@@ -362,7 +362,7 @@ CASES = [
     Case(
         "ppo.batch",
         "lanes.count",
-        ["lanes.count=10", "ppo.mini_batch=10", "ppo.batch=25", "ppo.micro_batch=1"],
+        ["lanes.count=10", "ppo.mini_batch=10", "ppo.batch=25"],
         "25 samples do not divide into 10 lanes",
         ["ppo.batch=30"],
         "Write batch: 30.",
@@ -372,7 +372,7 @@ CASES = [
         "lanes.count",
         ["ppo.mini_batch=4"],
         "4 samples do not divide into 8 lanes",
-        ["ppo.mini_batch=8", "ppo.micro_batch=1"],
+        ["ppo.mini_batch=8"],
         "Write mini_batch: 8.",
     ),
     Case(
@@ -384,20 +384,12 @@ CASES = [
         "Write batch: 64 or mini_batch: 16.",
     ),
     Case(
-        "ppo.micro_batch",
-        "lane's part of mini_batch",
-        ["ppo.micro_batch=6"],
-        "32 / 8 is not a multiple of 6",
-        ["ppo.micro_batch=2"],
-        "Write micro_batch: 2.",
-    ),
-    Case(
-        "ppo.micro_batch",
-        "even for dpo",
-        ["ppo.algorithm=dpo", "ppo.micro_batch=1"],
-        "it is 1",
-        ["ppo.micro_batch=2"],
-        "Write micro_batch: 2.",
+        "ppo.micro_tokens",
+        "hold the longest sample",
+        ["ppo.algorithm=dpo", "ppo.micro_tokens=1000"],
+        "1000 is under 1536",
+        ["ppo.micro_tokens=1536"],
+        "Write micro_tokens: 1536, or lower data.max_prompt or rollout.max_tokens.",
     ),
     Case(
         "ppo.group",
@@ -482,7 +474,7 @@ CASES = [
     Case(
         "ppo.batch",
         "for kto, whose baseline",
-        ["ppo.algorithm=kto", "ppo.batch=8", "ppo.mini_batch=8", "ppo.micro_batch=1"],
+        ["ppo.algorithm=kto", "ppo.batch=8", "ppo.mini_batch=8"],
         "8 samples are one for each of 8 lanes",
         ["ppo.batch=16"],
         "Write batch: 16.",

@@ -7,7 +7,7 @@ import pytest
 from elasticrl.ppo.advice import WINDOW, Adviser, Baseline, Seen, Slowness
 
 CALM = Seen(
-    step=0, seconds={"rollout": 0.1, "update": 0.6, "sync": 0.05}, micro_batch=4, lane_batch=4, width=96, padding=0.2
+    step=0, seconds={"rollout": 0.1, "update": 0.6, "sync": 0.05}, micro_tokens=384, lane_batch=4, width=96, padding=0.2
 )
 
 
@@ -42,12 +42,17 @@ def test_a_step_as_it_should_be_gets_no_advice():
             {"rank": 2, "seconds": 0.9, "usual_s": 0.505},
             "rank 2 is slow: update takes 0.9 s, with the others 0.505 s",
         ),
-        ({"padding": 0.75}, "padding", {"share": 0.75, "width": 96, "used": 24}, "75% of the places are padding"),
         (
-            {"micro_batch": 1, "lane_batch": 8, "width": 12},
-            "micro_batch",
-            {"tokens": 12, "could": 96, "micro_batch": 1, "lane_batch": 8},
-            "a pass has 1 x 12 = 12 tokens, under 64: ppo.micro_batch may be 8",
+            {"padding": 0.75},
+            "padding",
+            {"share": 0.75, "micro_tokens": 384, "lane_batch": 4},
+            "75% of what passes compute is padding: the 4 samples of a lane in an update are too unlike",
+        ),
+        (
+            {"micro_tokens": 12, "lane_batch": 8, "width": 12},
+            "micro_tokens",
+            {"tokens": 12, "could": 96},
+            "a pass has 12 tokens, under 64: ppo.micro_tokens may be 96",
         ),
     ],
 )
@@ -66,8 +71,8 @@ def test_each_rule_speaks_with_its_numbers(change, rule, numbers, says):
         {"own": [{"update": 0.5}, {"update": 0.51}]},
         {"own": [{"update": 0.5}, {"update": 0.9}, {"update": 0.9}]},  # most of a gang: nobody is at fault
         {"padding": 0.5},
-        {"micro_batch": 1, "lane_batch": 1, "width": 12},  # there is no more to take
-        {"micro_batch": 1, "lane_batch": 8, "width": 64},
+        {"micro_tokens": 12, "lane_batch": 1, "width": 12},  # there is no more to take
+        {"micro_tokens": 64, "lane_batch": 8, "width": 64},
     ],
 )
 def test_what_is_within_bounds_gets_none(change):

@@ -62,13 +62,13 @@ def test_a_role_on_rollout_nodes_takes_no_memory_of_a_worker(large: str) -> None
 
 
 def test_what_does_not_fit_is_said_with_what_to_do(large: str) -> None:
-    done = plan(large, "--memory", "80GiB", "data.max_prompt=1024", "rollout.max_tokens=1024")
+    done = plan(large, "--memory", "80GiB", "data.max_prompt=1024", "rollout.max_tokens=1024", "ppo.micro_tokens=8192")
     assert done.returncode == 0
-    assert "the largest that fits: none fits" in done.stdout
+    assert "the largest that fit: none fits" in done.stdout
     assert "# the peak of" in done.stdout
     assert "timeouts.phase.rollout is 30s" in done.stdout
     sharded = plan(large, "--memory", "640GiB", "--workers", 4, "model.strategy=fsdp", "--json")
-    assert json.loads(sharded.stdout)["largest_micro_batch"] == 8
+    assert json.loads(sharded.stdout)["largest_micro_tokens"] == 8 * 16
 
 
 def test_the_flow_names_where_each_stage_runs() -> None:
@@ -128,8 +128,8 @@ def test_a_model_of_a_scripts_own_is_reckoned_by_its_count_as_one_with_a_shape_i
     gang = (*OWN, "membership.max_nodes=8", "membership.min_nodes=2", "lanes.count=64", "vault.copies=1", "--json")
     own = json.loads(plan(*gang, "--workers", workers, "--parameters", "7_615_616_512").stdout)
     assert own["workers"] == workers
-    kto = ("ppo.algorithm=kto", "ppo.batch=128", "ppo.mini_batch=128", "ppo.micro_batch=2", "ppo.epochs=1")
-    known = json.loads(plan(*gang, "job.program=elasticrl.ppo", large, *kto, "--workers", workers).stdout)
+    pairs = ("ppo.algorithm=dpo", "ppo.batch=128", "ppo.mini_batch=128", "ppo.epochs=1")  # one in each lane: one pass
+    known = json.loads(plan(*gang, "job.program=elasticrl.ppo", large, *pairs, "--workers", workers).stdout)
     for part in ("host", "wire", "memory"):
         mine = {line["what"]: line["bytes"] for line in own[part]}
         theirs = {line["what"]: line["bytes"] for line in known[part] if line["role"] == "actor"}

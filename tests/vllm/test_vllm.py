@@ -27,7 +27,9 @@ from served_kit import (
 
 from elasticrl.config.training import Model
 from elasticrl.ppo import models, tiny
+from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import StaleWeights
 from elasticrl.ppo.rollout.vllm_process import fit, installed
@@ -66,10 +68,11 @@ def trainer(home, path, actor):
 
 def gap(actor, samples, temperature=1.0):
     """The greatest difference between a token's log-probability here and there."""
-    rows = {"tokens": samples.tokens, "attention": samples.attention, "mask": samples.mask}
+    whole = {"tokens": samples.tokens, "attention": samples.attention, "mask": samples.mask}
+    rows = take(whole, Block(torch.arange(len(samples.mask)), *samples.tokens.shape[1:], *samples.mask.shape[1:]))
     with torch.no_grad():
         logits, _ = models.response_logits(actor, rows)
-    mine = logprobs(logits, samples.tokens[:, SAMPLING.prompt_tokens :], temperature)
+    mine = logprobs(logits, response(rows), temperature)
     assert not samples.logprobs[~samples.mask].any()
     return (mine - samples.logprobs)[samples.mask].abs().max()
 

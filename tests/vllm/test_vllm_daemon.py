@@ -37,7 +37,7 @@ def conf(tmp_path: Path) -> dict[str, Any]:
         "agent": {"env": {"ENGINE_ENDS": str(tmp_path / "ends")}, "preload": ["elasticrl.ppo.__main__"]},
         "lanes": {"count": 4, "digest": "full"},
         "ppo": {
-            "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
+            "batch": 32, "mini_batch": 16, "micro_tokens": 40, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
             "importance_limit": 2.0,
         },
         "model": {"path": tiny.write(tmp_path / "actor", hidden=64, layers=2, heads=2)},

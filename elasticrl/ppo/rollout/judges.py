@@ -1,6 +1,6 @@
 """Roles that only compute, on rollout nodes: the reference's log-probabilities and a reward model's scores of a trainer's rows.
 
-The idea: a trainer sends the very blocks that it would put through a model of its own, padding and all, so whoever answers
+The idea: a trainer sends the very blocks that it would put through a model of its own, so whoever answers
 computes the same bits. Nothing here depends on the actor's weights: an engine that has none yet may be asked.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Case:
     """A block of rows that a role is asked about. Each is another, whatever it holds.
 
-    Example: Case("ref", {"tokens": tensor[8, 40], "attention": tensor[8, 40], "mask": tensor[8, 32]})
+    Example: Case("ref", {"tokens": tensor[8, 40], "attention": tensor[8, 40], "mask": tensor[8, 32], "start": tensor[8]})
     """
 
     role: str
@@ -37,20 +37,26 @@ class Case:
 
 
 def packed(rows: Rows) -> bytes:
-    """As it travels: tokens, attention, mask."""
-    parts = (rows["tokens"].to(torch.int32), rows["attention"].to(torch.uint8), rows["mask"].to(torch.uint8))
+    """As it travels: tokens, where answers start, attention, mask."""
+    numbers = (rows["tokens"].to(torch.int32), rows["start"].to(torch.int32))
+    parts = (*numbers, rows["attention"].to(torch.uint8), rows["mask"].to(torch.uint8))
     return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
 
 
 def unpacked(raw: bytes, shape: Sequence[int]) -> Rows:
     """The rows again; `shape` is how many, the tokens of each, and how many of these are of the response."""
     count, width, answer = map(int, shape)
-    if min(count, width, answer) < 1 or len(raw) != count * (5 * width + answer):
+    if min(count, width, answer) < 1 or len(raw) != count * (5 * width + 4 + answer):
         raise ValueError(f"{len(raw)} bytes are not {count} rows of {width} tokens, {answer} of them a response's")
-    tokens, rest = raw[: 4 * count * width], raw[4 * count * width :]
+    tokens, rest = raw[: 4 * count * (width + 1)], raw[4 * count * (width + 1) :]
+    numbers = torch.frombuffer(bytearray(tokens), dtype=torch.int32).long()
+    start = numbers[count * width :]
+    if not 1 <= int(start.min()) <= int(start.max()) <= width:
+        raise ValueError(f"a response that starts at none of the places 1 to {width}")
     flags = torch.frombuffer(bytearray(rest), dtype=torch.uint8).bool()
     return {
-        "tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32).long().view(count, width),
+        "tokens": numbers[: count * width].view(count, width),
+        "start": start,
         "attention": flags[: count * width].view(count, width),
         "mask": flags[count * width :].view(count, answer),
     }

@@ -1,0 +1,84 @@
+"""How many tokens a forward pass has, and of which widths: constants of a job, so that its shapes are.
+
+The idea: a pass has a budget of tokens, not of samples. What a device needs for it is known from the configuration alone,
+whatever the samples' lengths, and its cost follows these. No torch: what is reckoned before a job begins needs it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elasticrl.config.training import Ppo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of the passes of a job: at most `tokens` each, of samples of at most `sample`, of which at most `answer` are generated.
+    `unit` neighbouring samples stay together.
+
+    Example: Sizes(tokens=4096, sample=768, answer=256)
+    """
+
+    tokens: int
+    sample: int
+    answer: int
+    unit: int = 1
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt at most."""
+        return self.sample - self.answer
+
+    def width(self, length: int) -> int:
+        """What samples of this length are cut to."""
+        return width_of(length, self.sample)
+
+    def rows(self, width: int) -> int:
+        """How many samples of this width fit into a pass: whole units, one at least.
+
+        >>> Sizes(tokens=4096, sample=768, answer=256).rows(768)
+        5
+        """
+        return self.unit * max(self.tokens // (width * self.unit), 1)
+
+    @property
+    def pass_costs(self) -> int:
+        """What a pass costs beside its tokens, in tokens: a shorter one leaves the device idle."""
+        return self.tokens // 16
+
+    def passes(self, samples: int) -> int:
+        """How many passes so many samples need if all are as long as can be."""
+        return max(-(-samples // self.rows(self.sample)), 1)
+
+    def parts(self, samples: int) -> int:
+        """How many passes so many samples may be cut into: twice as many, so that long ones need not wait for company. A power
+        of two, by which a lane's passes make a subtree.
+
+        >>> [Sizes(tokens=4096, sample=768, answer=256).parts(samples) for samples in (1, 4, 16, 64)]
+        [1, 2, 8, 32]
+        """
+        most = min(2 * self.passes(samples), max(samples // self.unit, 1))
+        return 1 << (most - 1).bit_length()
+
+
+def of(ppo: Ppo, *, prompt: int, answer: int) -> Sizes:
+    """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together."""
+    unit = 2 if ppo.algorithm == "dpo" else 1
+    return Sizes(tokens=ppo.micro_tokens, sample=prompt + answer, answer=answer, unit=unit)
+
+
+def parts_of(ppo: Ppo, lanes: int, sizes: Sizes) -> int:
+    """How many passes a lane may come to in an update: its leaves of the tree of sums. Those that it does not come to are 0."""
+    return sizes.parts(ppo.mini_batch // lanes)
+
+
+def width_of(length: int, most: int) -> int:
+    """The next of few widths: memory is allocated and kernels are chosen by them. At most an eighth, or 15 tokens, too wide.
+
+    >>> [width_of(length, 760) for length in (1, 17, 200, 300, 520, 750)]
+    [16, 32, 208, 320, 576, 760]
+    """
+    step = 1 << max((length - 1).bit_length() - 4, 4)
+    return min(-(-length // step) * step, most)
