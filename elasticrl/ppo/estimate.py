@@ -5,6 +5,8 @@ versions of a shard, one all-to-all and one all-gather an update), not of what t
 wrong points at the line that is.
 
 Letters: P parameters of a role, T those of them that are trained, W workers. No torch: the configuration, and arithmetic.
+
+Long because it is one list of formulas: what memory, disk and network each part of a job takes.
 """
 
 from __future__ import annotations
