@@ -40,6 +40,7 @@ SAID: Final = re.compile(r"\[Step (\d+)\] (.*)")  # what the trainer prints of a
 TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
 Row = TypeVar("Row")
 FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
+NOTED: Final[tuple[str, ...]] = ("reward", "kl", "loss", "padding")
 ATTEMPT: Final = re.compile(r"attempt_(\d+)")
 
 
@@ -301,7 +302,7 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
     loss = [metrics[name] for name in ("loss", "policy_loss", "preference_loss") if name in metrics]
-    facts = {name: metrics[name] for name in ("reward", "kl") if name in metrics} | ({"loss": loss[0]} if loss else {})
+    facts = {name: metrics[name] for name in NOTED if name in metrics} | ({"loss": loss[0]} if loss else {})
     times = Took(at=0.0, node="", rank=0, step=step, generation=generation, seconds=seconds)
     return times, Note(step=step, generation=generation, facts=facts, at=at)
 
@@ -309,7 +310,7 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
 def note(line: Mapping[str, Any]) -> Note | None:
     """A line of the trainer's history."""
     try:
-        facts = {name: float(line[name]) for name in ("reward", "kl", "loss") if line.get(name) is not None}
+        facts = {name: float(line[name]) for name in NOTED if line.get(name) is not None}
         at = float(line["wall"]) if "wall" in line else None
         return Note(step=int(line["step"]), generation=int(line.get("generation", 0)), facts=facts, at=at)
     except (KeyError, ValueError, TypeError):

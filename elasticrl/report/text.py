@@ -178,7 +178,7 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
 
 def _curves(story: Story) -> list[str]:
     lines: list[str] = []
-    for name in ("reward", "kl", "loss"):
+    for name in ("reward", "kl", "loss", "padding"):
         told = [(note.step, note.facts[name]) for note in story.curve if name in note.facts]
         if len(told) > 1:
             (first, start), (last, end), shape = told[0], told[-1], bars([value for _, value in told])

@@ -15,9 +15,11 @@ import torch
 from ppo_job import job, settings
 
 from elasticrl.config.training import Kl
+from elasticrl.ppo import models
 from elasticrl.ppo.batches import take
 from elasticrl.ppo.models import Tied
 from elasticrl.ppo.rewards import Function
+from elasticrl.ppo.roles import response
 from elasticrl.runtime.scalars import Tally
 
 STEP = 1e-5  # of the differences
@@ -133,7 +135,7 @@ def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
     tally, terms, losses = Tally(), Counter(), {"actor": actor_loss, "critic": critic_loss}
     doubles = {name: wide(value) for name, value in buffer.rows[lane].items()}
     for block in (take(doubles, its) for its in ready._cut(lane)[number]):
-        rows = {name: value.tolist() for name, value in block.items()}
+        rows = {name: value.tolist() for name, value in (block | {"said": response(block)}).items()}
         for role in ready.flow.trained:
             loss, outputs, gradients = computed(ready, role, block, entries, tally)
             formula = partial(losses[role], ready.ppo, rows)
@@ -167,22 +169,29 @@ def computed(trainer, role, block, entries, tally):
     loss.backward()
     for hook in hooks:
         hook.remove()
-    here = slice(-block["mask"].shape[1] - 1, -1)  # a token's logits and value stand one place before it
-    for out in given:
-        elsewhere = out.grad.clone() if out.grad is not None else torch.zeros_like(out)
-        elsewhere[:, here] = 0
-        assert not elsewhere.any()
-    outputs = [out.detach()[:, here] for out in given]
-    plain = [(x.float().squeeze(-1) if x.shape[-1] == 1 else x).tolist() for x in outputs]
-    return loss, plain, [torch.zeros_like(out)[:, here] if out.grad is None else out.grad[:, here] for out in given]
+    at = models._before(block)  # a token's logits and value stand one place before it
+
+    def here(values, head):
+        """Of these places; the actor's head has seen no others."""
+        return values if head is heads[0] and role == "actor" else values[torch.arange(len(at))[:, None], at]
+
+    slopes = [torch.zeros_like(out) if out.grad is None else out.grad for out in given]
+    for head, slope in zip(heads, slopes, strict=True):
+        if head is not heads[0] or role != "actor":
+            elsewhere = slope.clone()
+            elsewhere[torch.arange(len(at))[:, None], at] = 0
+            assert not elsewhere.any()
+    outputs = [here(out.detach(), head) for head, out in zip(heads, given, strict=True)]
+    plain = [(x.squeeze(-1) if x.shape[-1] == 1 else x).tolist() for x in outputs]
+    return loss, plain, [here(slope, head) for head, slope in zip(heads, slopes, strict=True)]
 
 
 def actor_loss(ppo, rows, outputs):
     """(the sum over the block, its terms)."""
     mask, scaled = rows["mask"], [[[x / TEMPERATURE for x in cell] for cell in row] for row in outputs[0]]
     new = [
-        [reference.log_softmax(cell)[token] for cell, token in zip(cells, tokens[-len(cells) :], strict=True)]
-        for cells, tokens in zip(scaled, rows["tokens"], strict=True)
+        [reference.log_softmax(cell)[token] for cell, token in zip(cells, said, strict=True)]
+        for cells, said in zip(scaled, rows["said"], strict=True)
     ]
     weights = reference.importance(rows["logprobs"], rows["rollout_logprobs"], mask, ppo.importance_limit)
     policy, clipped, approx_kl, _ = reference.policy(
