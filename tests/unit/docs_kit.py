@@ -364,6 +364,13 @@ def sbatch(words: list[str], loose: bool) -> Inner:
     return None
 
 
+def srun(words: list[str], loose: bool) -> Inner:
+    del loose
+    while words and words[0].startswith("-"):
+        words = words[2:] if words[0] == "-w" else words[1:]
+    return words
+
+
 def sh(words: list[str], loose: bool) -> Inner:
     for command in split(words[1]):
         _read(command, loose, [])
@@ -395,7 +402,8 @@ PROGRAMS: dict[str, Callable[[list[str], bool], Inner]] = {
     "sbatch": sbatch,
     "sh": sh,
     "exec": lambda words, _: words,
-    "srun": lambda words, _: words,
+    "srun": srun,
+    "env": lambda words, _: words,
     "sudo": lambda words, _: words[2:] if words[0] == "-u" else words,
     "runuser": lambda words, _: words[3:] if words[0] == "-u" else words,
     **dict.fromkeys((".", "set", "etcd", "etcdctl", "journalctl", "scontrol"), foreign),

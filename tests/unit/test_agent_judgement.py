@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in, last_line
+from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
+from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Work

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.exits import last_line
 from elasticrl.base.regular import open_regular, open_regular_text, read_regular
+from elasticrl.base.started import last_line
 from elasticrl.diagnose import incident, logs
 from elasticrl.diagnose.tail import Growing
 from elasticrl.report.read import read
