@@ -52,10 +52,9 @@ WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,
   $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
   $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
 # Of both kinds what `make test` has: for each guarantee real etcd, processes, signals and disks, in some minutes. The longest first.
-FAST := $(addsuffix .py,$(addprefix tests/,daemon/test_faults daemon/test_guardians daemon/test_diagnosis_live levels/test_supervised \
-  agent/test_agent_processes ppo/test_ppo_circle runtime/test_exact runtime/test_zero runtime/test_resume levels/test_init \
-  runtime/test_vault_server runtime/test_vault_client runtime/test_kept_inside store/test_kill store/test_embedded daemon/test_asked \
-  runtime/test_checkpoint_kill runtime/test_state_cli runtime/test_keeper runtime/test_data_loader ppo/test_ppo_export store/test_secure \
+FAST := $(addsuffix .py,$(addprefix tests/,levels/test_supervised daemon/test_faults agent/test_agent_processes daemon/test_guardians daemon/test_diagnosis_live \
+  runtime/test_exact ppo/test_ppo_circle store/test_kill runtime/test_vault_server daemon/test_asked levels/test_init \
+  runtime/test_vault_client runtime/test_keeper store/test_embedded runtime/test_checkpoint_kill runtime/test_data_loader ppo/test_ppo_export store/test_secure \
   store/test_store runtime/test_checkpoint_local runtime/test_checkpoint_state runtime/test_checkpoint_stock runtime/test_group \
   runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led))
 REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) $(FAST) tests/hf tests/vllm tests/slurm)

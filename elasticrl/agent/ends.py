@@ -1,6 +1,7 @@
 """How this node's processes ended, as its daemon is told until it has acknowledged it."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure
@@ -33,7 +34,7 @@ class Ends:
         """One has ended, in this generation if it had a rank."""
         message = exits.exception_of(failure.error_file_data) if failure else ""
         if self._script and code and code > 0:
-            message = message or last_line(process.log)
+            message = message or said(process.log)
         seated = process.slot is not None
         facts = exits.Traces(
             code=code, message=message, killed=process.killed, sign=process.sign,
@@ -42,7 +43,7 @@ class Ends:
         cause, own, sign = exits.judge(facts)
         self._number += 1
         end = Ended(
-            number=self._number, rank=process.rank, core=exits.core_of(code), said=last_line(process.log),
+            number=self._number, rank=process.rank, core=exits.core_of(code), said=said(process.log),
             exit=Exit(
                 generation=generation if seated else 0, slot=process.slot or 0, step=beat.step, cause=cause, own=own,
                 signal=facts.signal, sign=sign,
@@ -54,3 +55,8 @@ class Ends:
     def forget(self, numbers: Collection[int]) -> None:
         """The daemon knows of these."""
         self.told = tuple(end for end in self.told if end.number not in numbers)
+
+
+def said(log: Path) -> str:
+    """The last line of a process: in its log, or in the one before if that was turned over just now."""
+    return last_line(log) or last_line(log.with_name(f"{log.name}.1"))

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.contract.events import Action, Event, Found, Probe, Seen, Tried, Try
@@ -42,7 +41,7 @@ class Joined:
 
     def __init__(
         self, state: State, store: Store, *, log: Any, home: Home, crew: Crew, vault: Vault, inquiry: Inquiry,
-        neighbours: Neighbours, measures: Measures, traces: Path, life: Life, adopted: bool = False, beats: str = "",
+        neighbours: Neighbours, measures: Measures, trace: Trace | None, life: Life, adopted: bool = False, beats: str = "",
     ) -> None:  # fmt: skip
         self.crew, self.vault, self.inquiry, self.neighbours = crew, vault, inquiry, neighbours
         self.rival, self.rivalled = "", asyncio.Event()  # another machine has this node's name
@@ -58,7 +57,6 @@ class Joined:
         self._unkept = False  # its life could not be saved, and that is said
         ttl_s = state.settings.membership.lease_ttl_s
         lease = Lease(id=life.lease, ttl_s=ttl_s, sent=0.0) if adopted and life.lease else None
-        trace = Trace(traces, inquiry.desk.tree.telemetry.trace_limit_bytes, log.info)
         self.node = Node(state, store, (crew.perform, inquiry.perform, self._probe), log=log, trace=trace, lease=lease)
         self._listen()
 

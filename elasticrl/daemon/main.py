@@ -50,6 +50,7 @@ from elasticrl.daemon.vault import Options, Vault, folder_of
 from elasticrl.diagnose.program import absent
 from elasticrl.shell import keys
 from elasticrl.shell.sight import AGAIN_S
+from elasticrl.shell.trace import Trace
 from elasticrl.store import Store, StoreError
 
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
@@ -190,7 +191,9 @@ class Daemon(Resident):
         )  # fmt: skip
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else met)
-        joined = self._join(state, store, neighbours, life, adopted=adopted, beats=formerly)
+        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
+        stack.callback(trace.close)
+        joined = self._join(state, store, neighbours, life, trace=trace, adopted=adopted, beats=formerly)
         joined.node.office.lasting = (written_secret(secret),)
         await self._open_control(stack)
         await stack.enter_async_context(background(neighbours.beat(), "beats", self.log))
@@ -330,11 +333,12 @@ class Daemon(Resident):
             await apart(lambda: [trim(log) for log in logs])
 
     def _join(
-        self, state: State, store: Store, neighbours: Neighbours, life: Life, *, adopted: bool = False, beats: str = ""
-    ) -> Joined:
+        self, state: State, store: Store, neighbours: Neighbours, life: Life, *, trace: Trace | None = None,
+        adopted: bool = False, beats: str = "",
+    ) -> Joined:  # fmt: skip
         self._joined = Joined(
             state, store, log=self.log, home=self.home, crew=self.crew, vault=self.vault, inquiry=self.inquiry,
-            neighbours=neighbours, measures=self.measures, traces=self.state_dir / "trace", life=life, adopted=adopted,
+            neighbours=neighbours, measures=self.measures, trace=trace, life=life, adopted=adopted,
             beats=beats,
         )  # fmt: skip
         return self._joined

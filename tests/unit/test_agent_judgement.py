@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.agent.ends import said
 from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
@@ -113,6 +114,16 @@ def test_a_container_that_sees_only_its_own_group_counts_its_kills_too(tmp_path:
     for later in (3.0, 4.5):
         memory.look(time.monotonic() + later * RECENT_S)
     assert memory.evidence(10, -9) == "", "that was long ago"
+
+
+def test_who_ends_as_its_log_is_turned_over_has_its_last_words_in_the_one_before(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    log.write_text("step 81\n")
+    assert said(log) == "step 81"
+    log.rename(tmp_path / "rank_0.log.1")
+    assert said(log) == "step 81"
+    log.touch()
+    assert said(log) == "step 81"
 
 
 def test_the_last_line_of_a_log_is_bounded_and_never_empty_where_there_is_one(tmp_path: Path) -> None:
