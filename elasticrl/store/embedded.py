@@ -263,11 +263,16 @@ class Guard:
         self._since = self._due = self._rest_s = 0.0
         self._said = ""
 
+    def well(self) -> bool:
+        """Whether it runs: for who looks often, and has no loop of its own."""
+        running = self.etcd.running()
+        self._up = running or self._up
+        return running is not None
+
     async def look(self) -> tuple[str, Process | None]:
         """Look after it: what is wrong, once; and the one that was started, if one was."""
-        now, running = time.monotonic(), self.etcd.running()
-        if running is not None:
-            self._up = running
+        now = time.monotonic()
+        if self.well():
             return "", None
         if self._up is not None:
             how, self._up = self.etcd.ending(self._up), None

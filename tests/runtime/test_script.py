@@ -481,6 +481,6 @@ def test_a_phase_cannot_be_called_as_a_state_of_the_runtime_is(tmp_path: Path):
 
 
 def test_an_older_torch_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
-    with pytest.raises(Misuse, match=r"torch 2\.11\.0\+cu128 is installed here, and this wants 2\.13\.0 or later"):
+    monkeypatch.setattr(torch, "__version__", "2.10.0+cu128")
+    with pytest.raises(Misuse, match=r"torch 2\.10\.0\+cu128 is installed here, and this wants 2\.11\.0 or later"):
         join()
