@@ -165,7 +165,7 @@ $(VENV)/.stamp-hf: $(STAMP)
 	@touch $@
 
 hf: setup $(VENV)/.stamp-hf
-	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" --ignore tests/hf/test_hf_trainers.py tests/hf
+	ELASTICRL_HF=required $(BIN)/python -m pytest $(TWO) -m "slow or not slow" --ignore tests/hf/test_hf_trainers.py tests/hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py -k lightning
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "trl or trainer"
 	ELASTICRL_HF=required $(BIN)/python -m pytest tests/hf/test_hf_trainers.py -k accel

@@ -69,11 +69,10 @@ def mixed_lengths(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, A
     ("strategy", "world"),
     [
         ("replicated", 3),
-        ("fsdp", 2),
         ("fsdp", 3),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("replicated", 2), ("replicated", 4), ("fsdp", 1), ("fsdp", 4))
+            for one in (("replicated", 2), ("replicated", 4), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4))
         ),
     ],
 )
