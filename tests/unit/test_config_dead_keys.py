@@ -2,7 +2,7 @@
 
 A read is an attribute of that name on something that is known to be that section: named like it (`tree.store.prefix`,
 `store.prefix`), assigned from it (`m = tree.membership`), or annotated with its class (`settings: Membership`). So
-`path.name` does not keep `node.name` alive. Files count that import the configuration; for the keys that `to_core` hands on,
+`path.name` does not keep `node.name` alive. Files count that import the configuration or are handed one; for the keys that `to_core` hands on,
 all files do, because there the core's settings have the same names.
 """
 
@@ -87,7 +87,10 @@ def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _imports_config(tree: ast.AST) -> bool:
+def _knows_config(tree: ast.AST) -> bool:
+    """Does it import the configuration, or is it handed one (`context.tree`)?"""
+    if any(isinstance(node, ast.Attribute) and node.attr in {"tree", "_tree"} for node in ast.walk(tree)):
+        return True
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     return any(f"{module}.".startswith("elasticrl.config.") for module in modules)
@@ -101,7 +104,7 @@ def living(files: Iterable[Path]) -> set[str]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         found = reads(tree)
         anywhere |= found
-        knowing |= found if _imports_config(tree) else set()
+        knowing |= found if _knows_config(tree) else set()
     alive = {key for key, read in IN_CORE.items() if read in anywhere}
     for leaf in leaves(Tree).values():
         # Roles share one class, and one reader for all of them may name the role by a variable.
