@@ -2,8 +2,8 @@
 
 A read is an attribute of that name on something that is known to be that section: named like it (`tree.store.prefix`,
 `store.prefix`), assigned from it (`m = tree.membership`), or annotated with its class (`settings: Membership`). So
-`path.name` does not keep `node.name` alive. Files count that import the configuration or are handed one; for the keys that `to_core` hands on,
-all files do, because there the core's settings have the same names.
+`path.name` does not keep `node.name` alive. Files count that import the configuration or are handed one; for the keys that
+`to_core` hands on, all files do, because there the core's settings have the same names.
 """
 
 import ast
