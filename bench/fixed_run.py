@@ -122,8 +122,13 @@ class FixedRun:
         strategy = self.strategies[role]
         for turn in strategy.turns:
             tally = strategy.begin(turn)
+            self._present = strategy
             yield *divmod(turn.lane, self._parts), tally
             strategy.done()
+
+    def leave_out(self) -> None:
+        """The pass that is under way is none."""
+        self._present.leave_out()
 
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
         """Into the ledger with the next update."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.step import Lane
     from elasticrl.runtime.strategy import Reduced
 
 LAST = "sync"
@@ -45,6 +46,7 @@ class ElasticRun:
         """`last` is the stage after which a step's rows are not needed any more."""
         self.base, self._last = base, last
         self.buffer = Buffer()
+        self._lane: Lane | None = None  # whose pass is under way
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
         self._within = [0.0, 0.0]  # of the same, what the parts of this phase took
@@ -125,8 +127,14 @@ class ElasticRun:
         """As Run's."""
         parts = self.base.parts_per_lane
         for number, lane in enumerate(self.base.passes(role)):
+            self._lane = lane
             yield lane.index // parts, number % parts, lane.tally  # a ghost plays the parts that the others have then
             lane.done()
+
+    def leave_out(self) -> None:
+        """As Run's."""
+        assert self._lane is not None
+        self._lane.leave_out()
 
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""

@@ -142,9 +142,11 @@ class Run(Protocol):
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """(lane, part of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this role's
-        weights. So a part is a leaf of the tree of sums, whoever carries its lane. Without a backward pass, which all ranks
-        leave out alike where passes are collectives, the leaf is 0.
+        weights. So a part is a leaf of the tree of sums, whoever carries its lane.
         """
+
+    def leave_out(self) -> None:
+        """In the loop's body, in place of the pass: its leaf is 0. Where passes are collectives all leave it out alike."""
 
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
         """These samples enter the update that comes next: a line of the ledger, once the update is sealed."""

@@ -194,6 +194,7 @@ class Trainer:
                                 backward(self.losses[role](rows, entries, tally))
                             said = tally
                         else:  # nothing is left of this lane: its gradient is 0, and so is all that it says
+                            self.run.leave_out()
                             tally.add(**dict.fromkeys(said.held, 0.0))
             for lane in dict.fromkeys(self.run.lanes):
                 chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]

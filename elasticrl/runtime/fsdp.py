@@ -176,19 +176,19 @@ class Fsdp(Strategy):
         while self._arrivals:
             self._fold(self._arrivals.popleft())
         missing = [unit.name for u, unit in enumerate(self._units) if u not in self._seen]
-        if missing and self._seen:
+        if self.left_out and not self._seen:
+            self._fold_zeros()
+        elif missing:
             raise RuntimeError(
-                f"unit '{missing[0]}' had no backward pass in lane {turn.lane}; a lane runs every unit once, or none"
+                f"unit '{missing[0]}' had no backward pass in lane {turn.lane}; every lane runs every unit once"
             )
-        if missing:
-            self._leave_out()
         self._seen.clear()
         for unit in self._units:
             for _, param in unit.params:
                 param.grad = None
 
-    def _leave_out(self) -> None:
-        """A round in which no rank had a backward pass: its leaves are 0. That all leave it out is the caller's affair."""
+    def _fold_zeros(self) -> None:
+        """A round in which no rank had a backward pass: its leaves are 0."""
         for u in range(len(self._units)):
             zeros = torch.zeros(len(self._owners()), dtype=self._shard.grad.dtype, device=self._device)
             self._fold(_Arrival(unit=u, work=None, leaves=zeros, sent=zeros))

@@ -86,6 +86,10 @@ class Lane:
         if not self.ghost:
             self._body.used.append((self.index, turn, tuple(ids)))
 
+    def leave_out(self) -> None:
+        """In place of the backward pass: there is none, and its leaf is 0. With `fsdp` all ranks leave out the same turns."""
+        self._body.leave_out()
+
     def done(self) -> None:
         """The backward pass is over."""
         self.over = True
@@ -130,6 +134,10 @@ class Body:
                     return
                 if not lane.over:
                     raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
+
+    def leave_out(self) -> None:
+        """The lane's turn has no backward pass."""
+        self.given.role(self._role).live.leave_out()
 
     def lane_done(self) -> None:
         """The backward pass of a lane's turn is over."""

@@ -67,6 +67,7 @@ class Strategy(ABC):
         assert (group is None and deal.world == 1) or (group is not None and group.size() == deal.world), deal
         self.deal, self.rank, self.group, self.point = deal, rank, group, point
         self.turn: Turn | None = None
+        self.left_out = False  # there is no backward pass in it
         self._tallies: dict[int, Tally] = {}
         self._done: list[int] = []
         self._reduced: Reduced | None = None
@@ -97,12 +98,16 @@ class Strategy(ABC):
             self._tallies[turn.lane] = tally
         return tally
 
+    def leave_out(self) -> None:
+        """There is no backward pass in this turn, where passes are collectives on no rank: the lane's gradient is 0."""
+        self.left_out = True
+
     def done(self) -> None:
         """The lane's gradient is complete."""
         assert self.turn is not None, "done() without begin()"
         self._finish(self.turn)
         self._done.append(self.turn.lane)
-        self.turn = None
+        self.turn, self.left_out = None, False
 
     def reduce(self, notes: Sequence[float] = ()) -> Reduced:
         """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything.

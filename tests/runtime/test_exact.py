@@ -97,6 +97,20 @@ def test_every_lane_counts_exactly_once_in_integers(workers: Workers, kind: str)
         assert results == [True] * world, f"{lanes} lanes on {world} workers"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_that_all_leave_out_counts_as_zero(workers: Workers, kind: str):
+    for world, lanes in ((1, 3), (2, 5), (3, 8)):
+        job = {"kind": kind, "lanes": lanes, "left_out": 1}
+        results = workers.run(exact_job.count_lanes, world, generation=next(GENERATION), **job)
+        assert results == [True] * world, f"{lanes} lanes on {world} workers"
+
+
+def test_a_lane_without_a_backward_pass_that_nobody_has_left_out_is_told(workers: Workers):
+    job = {"kind": "fsdp", "lanes": 2, "forgotten": 1}
+    with pytest.raises(AssertionError, match="had no backward pass in lane 1; every lane runs every unit once"):
+        workers.run(exact_job.count_lanes, 1, generation=next(GENERATION), **job)
+
+
 def test_ranks_that_tally_other_names_are_all_told_so(workers: Workers):
     first, last = workers.run(exact_job.tally_otherwise, 2, generation=next(GENERATION))
     assert "rank 1 tallied under other names than those of rank 0 (loss)" in first
