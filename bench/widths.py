@@ -70,7 +70,7 @@ def one(job: dict[str, Any]) -> dict[str, float]:
     from elasticrl.runtime.optim import AdamW
 
     class Whole(sizes.Sizes):
-        def width(self, length: int) -> int:  # noqa: ARG002
+        def width(self, length: int) -> int:  # noqa: ARG002 - whatever it is: that is the side without cutting
             return self.sample
 
     class Silent:

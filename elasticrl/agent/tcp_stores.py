@@ -5,12 +5,12 @@ is advertised until a plan uses it; it then serves that generation, and the next
 no worker's death closes one and no rank has to leave last.
 """
 
-import socket
 from collections import deque
 
 from torch._C._distributed_c10d import TCPStore
 
 from elasticrl.base.address import join
+from elasticrl.base.listening import listening
 
 
 class TcpStores:
@@ -30,10 +30,6 @@ class TcpStores:
 
 def open_store(host: str) -> tuple[TCPStore, str]:
     """A store that listens on this host's address, on a port nobody else has."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, proto)
-    listener.bind(address)
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    opened, port = listening(host, 1024)
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=opened)
     return store, join(host, port)

@@ -1,4 +1,7 @@
-"""A look at this node's workers: their beats, and from outside where they tell nothing; and what is usual for them."""
+"""A look at this node's workers. Their beats say how they are; a script that tells nothing is looked at from outside.
+
+The one idea: what is usual for a worker is learned here, look by look, so that what is not can be told.
+"""
 
 import time
 from collections.abc import Iterable, Mapping

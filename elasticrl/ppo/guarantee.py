@@ -33,64 +33,72 @@ class Guarantee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a guarantee depends on. `experts`: the actor is a mixture of experts."""
+
+    tree: Tree
+    device: str
+    experts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
     """Something to be said where it applies; `holds` is the most that is left there."""
 
-    applies: Callable[[Tree, str], bool]
+    applies: Callable[[Job], bool]
     text: str
     holds: Holds = "bits"
 
 
 def of(tree: Tree, device: str, *, experts: bool = False) -> Guarantee:
-    """What holds for a job of this configuration whose workers compute there. `experts`: the actor is a mixture of experts.
+    """What holds for a job of this configuration whose workers compute there. `experts`: see `Job`.
 
     >>> from elasticrl.config import Tree
     >>> of(Tree.model_validate({"job": {"name": "j"}}), "cpu").holds
     'bits'
     """
-    found = [clause for clause in CLAUSES if clause.applies(tree, device)]
-    found += [MIXED] if experts and _served(tree) else []
+    job = Job(tree=tree, device=device, experts=experts)
+    found = [clause for clause in CLAUSES if clause.applies(job)]
     weakest: Holds = max(found, key=lambda clause: ORDER.index(clause.holds)).holds if found else "bits"
     said = [clause.text for clause in found]
     return Guarantee(holds=weakest, text="; ".join([BITS, *said] if weakest == "bits" else said))
 
 
-def _close(tree: Tree, _device: str) -> bool:
+def _close(job: Job) -> bool:
     # As in config's relations: a critic under DeepSpeed counts, though the algorithm may have none.
-    return "deepspeed" in {strategy_of(tree, role) for role in ("actor", "critic")}
+    return "deepspeed" in {strategy_of(job.tree, role) for role in ("actor", "critic")}
 
 
-def _vllm(tree: Tree) -> bool:
-    return tree.ppo.algorithm not in PER_RECORD and tree.rollout.engine == "vllm"
+def _generates(job: Job) -> bool:
+    return job.tree.ppo.algorithm not in PER_RECORD
 
 
-def _fresh(tree: Tree, device: str) -> bool:
+def _vllm(job: Job) -> bool:
+    return _generates(job) and job.tree.rollout.engine == "vllm"
+
+
+def _fresh(job: Job) -> bool:
     """Of rollout nodes nobody here knows the devices, so no more is promised than GPUs keep."""
-    return _vllm(tree) and not tree.rollout.vllm.batch_invariant and (device != "cpu" or tree.rollout.nodes > 0)
+    rollout = job.tree.rollout
+    return _vllm(job) and not rollout.vllm.batch_invariant and (job.device != "cpu" or rollout.nodes > 0)
 
 
-def _threads(tree: Tree, device: str) -> bool:
-    return _vllm(tree) and not _fresh(tree, device) and device == "cpu" and tree.lanes.threads > 1
+def _threads(job: Job) -> bool:
+    return _vllm(job) and not _fresh(job) and job.device == "cpu" and job.tree.lanes.threads > 1
 
 
-def _served(tree: Tree) -> bool:
-    return tree.ppo.algorithm not in PER_RECORD and tree.rollout.engine == "served"
+def _mixed(job: Job) -> bool:
+    """An engine of its own has rows of several lanes in a block; `torch` has one lane's."""
+    return _generates(job) and job.experts and job.tree.rollout.engine != "torch"
 
 
-def _url(tree: Tree, _device: str) -> bool:
-    return tree.ppo.algorithm not in PER_RECORD and tree.reward.url is not None
+def _url(job: Job) -> bool:
+    return _generates(job) and job.tree.reward.url is not None
 
 
 BITS: Final = "the same bits for any number of workers and through any fault, on nodes that compute alike"
 _FRESH: Final = (
     "so what a fault makes it generate again is a fresh sample: each sample is used exactly once, and bits differ"
-)
-
-MIXED: Final = Clause(
-    applies=lambda *_: True,
-    holds="ledger",
-    text="a mixture of experts in the engine served rounds otherwise beside other rows (the engine torch does not), "
-    + _FRESH,
 )
 
 CLAUSES: Final = (
@@ -106,15 +114,20 @@ CLAUSES: Final = (
         text="vLLM on several threads rounds otherwise from time to time (lanes.threads is over 1), " + _FRESH,
     ),
     Clause(
+        applies=_mixed,
+        holds="ledger",
+        text="a mixture of experts rounds otherwise beside other rows, which any engine but torch has there, " + _FRESH,
+    ),
+    Clause(
         applies=_url,
         text="scores of reward.url are recorded before they are first used, and replayed in what a fault makes do again",
     ),
     Clause(
-        applies=lambda tree, _: tree.lanes.exact == "warn",
+        applies=lambda job: job.tree.lanes.exact == "warn",
         text="a node that computes other bits is let in, and the plan that does it says so (lanes.exact: warn)",
     ),
     Clause(
-        applies=lambda tree, _: tree.lanes.exact == "off",
+        applies=lambda job: job.tree.lanes.exact == "off",
         text="nobody looks whether nodes compute alike (lanes.exact: off)",
     ),
 )

@@ -15,7 +15,7 @@ def param_groups(module: Any) -> list[Any]:
     """The groups of parameters that `fully_shard` has made of a module. torch 2.11 makes one at most."""
     state = module._get_fsdp_state()  # noqa: SLF001 - torch shows them nowhere
     groups = getattr(state, "_fsdp_param_groups", None)
-    return groups if groups is not None else [group for group in [state._fsdp_param_group] if group]  # noqa: SLF001
+    return groups if groups is not None else [group for group in [state._fsdp_param_group] if group]  # noqa: SLF001 - likewise
 
 
 def reduce_unused(module: Any) -> None:

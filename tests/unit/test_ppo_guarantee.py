@@ -61,8 +61,8 @@ def test_it_is_an_event_with_the_sentence():
     assert event.line == f"[Guarantee 3] {SAME}, on nodes that compute alike"
 
 
-@pytest.mark.parametrize(("engine", "holds"), [("served", "ledger"), ("torch", "bits")])
-def test_a_mixture_of_experts_in_the_engine_served_has_the_ledger_alone(engine, holds):
+@pytest.mark.parametrize(("engine", "holds"), [("served", "ledger"), ("vllm", "ledger"), ("torch", "bits")])
+def test_a_mixture_of_experts_in_an_engine_of_its_own_has_the_ledger_alone(engine, holds):
     tree = Tree.model_validate({"job": {"name": "j"}, "rollout": {"engine": engine}})
     found = guarantee.of(tree, "cpu", experts=True)
     assert (found.holds, "a mixture of experts" in found.text) == (holds, holds == "ledger")

@@ -311,7 +311,6 @@ class Attendant:
         while self._there() and time.monotonic() < deadline:
             with suppress(OSError, ValueError):
                 os.killpg(int((self.home / ENGINE_LOCK).read_text(encoding="ascii")), signal.SIGKILL)
-            self._begun.alive  # noqa: B018 - its corpse is cleared away
             time.sleep(LOOK_S)
 
     def _over(self, code: int | None, *, expected: bool) -> None:

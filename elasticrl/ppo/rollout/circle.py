@@ -9,7 +9,6 @@ Who forms it is told where its store is, its rank, and how long each wait may ta
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from elasticrl.base.address import join, split
+from elasticrl.base.listening import listening
 from elasticrl.ppo.rollout.weights import PIECE, Torn
 from elasticrl.runtime.group import ElasticGroup, StreamGroup
 from elasticrl.runtime.interrupt import Asking, GangError, Interrupt, reach
@@ -139,10 +139,6 @@ def open_store(host: str) -> tuple[Store, str]:
 
     As the agent's for a generation (`agent.tcp_stores`), which a trainer may not import: neither lies on the other's layers.
     """
-    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, proto)
-    listener.bind(address)
-    listener.listen(64)
-    port = listener.getsockname()[1]
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    opened, port = listening(host, 64)
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=opened)
     return store, join(host, port)
