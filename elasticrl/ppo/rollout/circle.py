@@ -135,10 +135,7 @@ class Guest:
 
 
 def open_store(host: str) -> tuple[Store, str]:
-    """For one circle to meet in: on this host's address, on a port nobody else has.
-
-    As the agent's for a generation (`agent.tcp_stores`), which a trainer may not import: neither lies on the other's layers.
-    """
+    """For one circle to meet in: on this host's address, on a port nobody else has."""
     opened, port = listening(host, 64)
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=opened)
     return store, join(host, port)
