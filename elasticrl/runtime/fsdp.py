@@ -111,13 +111,9 @@ class Fsdp(Strategy):
     def _arrived(self, u: int, leaf: torch.Tensor) -> None:
         """A unit's backward pass is over: its leaf goes out, one slice to each rank."""
         assert self.group is not None
-        owners, unit = self._owners(), self._units[u]
+        owners = self._owners()
         part = leaf.numel() // self.deal.world
-        if part != sum(place.stop - place.start for place in unit.places):
-            raise Misuse(
-                f"A parameter of '{unit.name}' took no part in this pass: torch {torch.__version__} leaves it out of the "
-                "sum. Install torch 2.13 or later, or set model.strategy: replicated."
-            )
+        _check_all_in(self._units[u], part)
         inbox = leaf.new_empty(len(owners), part)
         comes = [part if rank in owners else 0 for rank in range(self.deal.world)]
         goes = [part if self.rank in owners else 0] * self.deal.world
@@ -131,6 +127,7 @@ class Fsdp(Strategy):
 
     def _alone(self, u: int, leaf: torch.Tensor) -> None:
         if self.deal.world == 1:
+            _check_all_in(self._units[u], leaf.numel())
             self._count(u)
             if leaf.is_cuda:  # FSDP has made it on another stream, whose next allocation may be its memory
                 leaf.record_stream(torch.cuda.current_stream())
@@ -334,6 +331,15 @@ def _check_cut(model: torch.nn.Module, world: int) -> None:
             raise Misuse(
                 f"{name} is not cut over all {world} ranks of the gang: give fully_shard the mesh that the function was given."
             )
+
+
+def _check_all_in(unit: _Unit, numbers: int) -> None:
+    """Misuse where torch has left a parameter out of a unit's gradient: see `torch_names.reduce_unused`."""
+    if numbers != sum(place.stop - place.start for place in unit.places):
+        raise Misuse(
+            f"A parameter of '{unit.name}' took no part in this pass: torch {torch.__version__} leaves it out of the "
+            "sum. Install torch 2.13 or later, or set model.strategy: replicated."
+        )
 
 
 def _added(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

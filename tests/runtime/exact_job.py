@@ -327,6 +327,46 @@ def count_lanes(
     return good
 
 
+class Picky(nn.Module):
+    """One unit with a parameter that a lane may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(4))
+
+    def forward(self, lane: int) -> torch.Tensor:
+        return self.a.sum() * (lane + 1) + (self.b.sum() if lane == 2 else 0)
+
+
+def leave_out_a_parameter(
+    rank: int, world: int, store: dist.Store, *, generation: int, as_old_torch: bool = False
+) -> list[tuple[str, float]]:
+    """The summed gradients of four lanes of which one uses `b`. `as_old_torch`: a torch that does not sum what is unused."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+
+    def build(mesh: DeviceMesh) -> nn.Module:
+        model = nn.ModuleDict({"unit": Picky()})
+        fully_shard(model["unit"], mesh=mesh)
+        return model
+
+    strategy = Fsdp(build, sgd, deal=Deal.interleaved(4, world), rank=rank, group=gang.group)
+    if as_old_torch:
+        strategy.model["unit"].set_reduce_scatter_unused_params(False, recurse=False)
+    try:
+        for turn in strategy.turns:
+            strategy.begin(turn)
+            strategy.model["unit"](turn.lane).backward()
+            strategy.done()
+        strategy.reduce()
+        return [
+            (piece.name.rpartition(".")[2], number)
+            for piece in strategy.shard.pieces
+            for number in strategy.shard.grad[piece.there].tolist()
+        ]
+    finally:
+        gang.leave()
+
+
 def corrupt(
     rank: int, world: int, store: dist.Store, *, generation: int, victim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -111,6 +111,20 @@ def test_a_lane_without_a_backward_pass_that_nobody_has_left_out_is_told(workers
         workers.run(exact_job.count_lanes, 1, generation=next(GENERATION), **job)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_parameter_that_a_lane_leaves_out_counts_as_zero_under_fsdp_too(workers: Workers, world: int):
+    results = workers.run(exact_job.leave_out_a_parameter, world, generation=next(GENERATION))
+    assert sorted(row for rows in results for row in rows) == [("a", 10.0)] * 6 + [("b", 1.0)] * 4
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_torch_that_cannot_sum_what_is_left_out_is_told_of(workers: Workers, world: int):
+    with pytest.raises(
+        AssertionError, match=r"'unit' took no part in this pass: torch .* Install torch 2\.13 or later"
+    ):
+        workers.run(exact_job.leave_out_a_parameter, world, generation=next(GENERATION), as_old_torch=True)
+
+
 def test_ranks_that_tally_other_names_are_all_told_so(workers: Workers):
     first, last = workers.run(exact_job.tally_otherwise, 2, generation=next(GENERATION))
     assert "rank 1 tallied under other names than those of rank 0 (loss)" in first
