@@ -25,7 +25,10 @@ from elasticrl.diagnose.transport import Ways
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
-    b"blocked for", b"ink down", b"nforce fail",
+    b"blocked for", b"ink down", b"nforce fail", b"NET/OFI", b"UCX", b"GLIBC", b"CXXABI", b"GSP", b"device handle", b"CUDA",
+    b"CANCELLED AT", b"low on resource", b"xit code", b"xitCode", b"FailedSched", b"ImagePull", b"NodeNot", b"NodeLost",
+    b"ancdata", b"ngine", b"slots avail", b"broadcast block", b"reach each other", b"credential", b"endpoint", b"oom",
+    b"evices were",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
