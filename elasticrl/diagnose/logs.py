@@ -28,7 +28,7 @@ SIEVE: Final = (
     b"blocked for", b"ink down", b"nforce fail", b"NET/OFI", b"UCX", b"GLIBC", b"CXXABI", b"GSP", b"device handle", b"CUDA",
     b"CANCELLED AT", b"low on resource", b"xit code", b"xitCode", b"FailedSched", b"ImagePull", b"NodeNot", b"NodeLost",
     b"ancdata", b"ngine", b"slots avail", b"broadcast block", b"reach each other", b"credential", b"endpoint", b"oom",
-    b"evices were",
+    b"evices were", b"SXid", b"retry count", b"EXIT STRING",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (

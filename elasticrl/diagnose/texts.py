@@ -59,6 +59,10 @@ MACHINE: tuple[Text, ...] = (
          detail="GPU lost", family="xid"),
     Text("NVRM", _K.XID, _S.TOLD, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>14[4-9]|150), .{0,30}Nonfatal", detail="Xid", family="xid"),
 
+
+    Text("SXid", _K.XID, _S.GPU_SUSPECT, r"SXid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>\d{4,6}), .{0,20}Non-fatal", detail="NVSwitch SXid", family="xid"),
+    Text("SXid", _K.XID, _S.GPU_BROKEN, r"SXid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>\d{4,6})\b", detail="NVSwitch SXid", family="xid"),
+    Text("caused by previous Xid", _K.XID, _S.GPU_BROKEN, rf"caused by previous Xid (?P<code>{_HARD_XIDS})\b", detail="after Xid", family="xid"),
     Text("caused by previous Xid", _K.XID, _S.TOLD, family="xid"),
     Text("GSP", _K.XID, _S.GPU_BROKEN, r"(?:Timeout (?:after \d{1,6}s )?(?:of )?waiting for RPC (?:response )?from GSP|GSP RPC [Tt]imeout|kgspRpcRecvPoll.{0,60}failed|"
          r"GSP.{0,20}(?:task (?:exception|crash)|crash(?:ed)?|unhandled exception))", detail="the GPU's firmware does not answer", family="xid"),
@@ -74,6 +78,8 @@ MACHINE: tuple[Text, ...] = (
     Text("NVRM", _K.XID, _S.GPU_BROKEN, r"RmInitAdapter failed", detail="the driver cannot start the GPU", family="xid"),
     Text("uncorrectable hardware errors", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}uncorrectable hardware errors", family="amd"),
     Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"GPU reset (?:begin|\(\d|failed)|ring \w{1,20} timeout|device lost from bus", family="amd"),
+
+    Text("PROTECTION_FAULT", _K.CUDA_ERROR, _S.BAD_ACCESS, r"amdgpu.{0,80}VM_L2_PROTECTION_FAULT_STATUS:0x\w{1,8}", family="amd"),
     Text("Memory access fault by GPU", _K.CUDA_ERROR, _S.BAD_ACCESS, family="amd"),
 
     Text("PCIe Bus Error", _K.KERNEL, _S.NOISE, r"PCIe Bus Error: severity=Corrected", family="aer"),
@@ -102,9 +108,9 @@ MACHINE: tuple[Text, ...] = (
     Text("device kernel image is invalid", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
     Text("river/library version mismatch", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
 
-    Text("not yet initialized", _K.CUDA_ERROR, _S.FABRIC, r"(?:Error 802|CUDA).{0,40}system not yet initialized", detail="CUDA 802: the fabric manager is not ready", family="cuda"),
+    Text("not yet initialized", _K.CUDA_ERROR, _S.FABRIC, r"system not yet initialized", detail="CUDA 802: the fabric manager is not ready", family="cuda"),
     Text("CUDA_ERROR_SYSTEM_NOT_READY", _K.CUDA_ERROR, _S.FABRIC, detail="CUDA 802: the fabric manager is not ready", family="cuda"),
-    Text("fabricmanager", _K.CUDA_ERROR, _S.FABRIC, r"nvidia-fabricmanager.{0,80}(?:[Ff]ailed|not (?:running|loaded|found)|inactive|mismatch|version)", detail="fabric manager",
+    Text("fabricmanager", _K.CUDA_ERROR, _S.FABRIC, r"(?:nvidia-|nv-)fabricmanager.{0,200}(?:[Ff]ail|FAILURE|not (?:running|loaded|found)|inactive|mismatch)", detail="fabric manager",
          family="cuda"),
     Text("unsupported display driver", _K.CUDA_ERROR, _S.VERSIONS, r"unsupported display driver / cuda driver combination", family="cuda"),
     Text("forward compatibility was attempted", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
@@ -242,6 +248,8 @@ BETWEEN: tuple[Text, ...] = (
     Text("ibv_modify_qp", _K.NCCL_WARN, _S.NIC, r"ibv_modify_qp failed with.{0,20}(?:No such device|Invalid argument|Operation not permitted).{0,40}",
          family="ib"),
     Text("ibv_modify_qp", _K.NCCL_WARN, _S.LINK, r"ibv_modify_qp failed with.{0,80}", family="ib"),
+
+    Text("ibv_reg_", _K.NCCL_WARN, _S.FABRIC, r"ibv_reg_(?:dmabuf_)?mr\w{0,12} failed(?!.{0,30}Cannot allocate).{0,80}", family="ib"),
     Text("ibv_", _K.NCCL_WARN, _S.NIC, r"Call to ibv_(?!reg_mr|create)\w{1,40} failed.{0,80}", family="ib"),
     Text("async", _K.NCCL_WARN, _S.LINK, r"NET/IB ?: ?\S{0,40} ?(?:Got )?(?:async|non-fatal async)[^:]{0,20}event ?: ?.{0,10}?(?:port error|link|lid).{0,40}",
          family="ib"),
@@ -251,6 +259,8 @@ BETWEEN: tuple[Text, ...] = (
     Text("incompatible devices", _K.NCCL_WARN, _S.SETTING, r"Attempted to (?:connect|merge) incompatible devices", family="ib"),
     # NCCL over sockets.
 
+
+    Text("amily not supported by protocol", _K.NCCL_WARN, _S.SETTING, r"Address family not supported by protocol", family="sock"),
     Text("is neither AF_INET", _K.NCCL_WARN, _S.SETTING, r"family \d{1,6} is neither AF_INET.{0,40}", detail="an address without a family: the interface is wrong or gone", family="sock"),
     Text("onnect", _K.NCCL_WARN, _S.SETTING, r"NCCL WARN.{0,80}onnect(?:ion)? to (?:127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|fe80:[\w:%.]{1,60}|172\.17\.\d{1,3}\.\d{1,3})<\d{1,6}>"
          r".{0,20}(?:failed|returned).{0,60}", detail="an address that other machines cannot reach (loopback, link-local or a container's bridge)", family="sock"),
@@ -366,6 +376,9 @@ ENDS: tuple[Text, ...] = (
     Text("xit", _K.EXIT, _S.CRASHED, r"[Ee]xit(?: c|C)ode\W{1,4}139\b", detail="segmentation fault", family="end"),
     Text("got signal: 1", _K.EXIT, _S.KILLED, r"got signal: 1\b", detail="SIGHUP: the terminal or session it ran in was closed", family="end"),
     Text("death signal", _K.EXIT, _S.KILLED, r"Received (?:1|SIGHUP|Signals\.SIGHUP) death signal", detail="SIGHUP: the terminal or session it ran in was closed", family="end"),
+
+    Text("EXIT STRING", _K.EXIT, _S.KILLED, r"EXIT STRING: Killed \(signal 9\)", detail="SIGKILL", family="end"),
+    Text("EXIT STRING", _K.EXIT, _S.CRASHED, r"EXIT STRING: .{0,40}\(signal (?P<code>11|7|4|8)\)", detail="signal", family="end"),
     Text("exited on signal", _K.EXIT, _S.CRASHED, r"exited on signal (?P<code>11|7|4|8)\b", detail="signal", family="end"),
     Text("exited on signal", _K.EXIT, _S.ABORTED, r"exited on signal 6\b", detail="SIGABRT", family="end"),
     Text("Caught signal", _K.EXIT, _S.CRASHED, r"Caught signal (?P<code>11|4|8)\b", detail="signal", family="end"),
