@@ -1,6 +1,7 @@
 """`elasticrl diagnose`: who, what and why: of the job that runs here, or from the logs of any job, offline."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,17 @@ Job = Annotated[
 Run = Annotated[
     Path | None, typer.Option("--run-dir", help="With --now: where the daemons' sockets are.", show_default=False)
 ]
+Pids = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--pid", metavar="PID", min=1, show_default=False,
+        help="A running job on this machine, of any launcher: its launcher, or its ranks. May be repeated.",
+    ),
+]  # fmt: skip
+Slurm = Annotated[
+    str | None,
+    typer.Option("--slurm", metavar="JOB", help="The ranks of that Slurm job on this machine.", show_default=False),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,14 +55,29 @@ def diagnose(
     now: Now = False,
     job: Job = None,
     run_dir: Run = None,
+    pid: Pids = None,
+    slurm: Slurm = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which rank or node is at fault, why, how sure that is, and what to do.
 
-    With --log from the logs of a job, ours or not; without, of the job that runs on this machine, which is not disturbed.
+    With --log: from the logs of a job, ours or not. With --pid or --slurm: of a job that runs here under another launcher.
+    Without: of the job that elasticrl runs on this machine. No job is disturbed.
     """
     from elasticrl.cli import ignored
 
+    if pid or slurm:
+        ignored.refuse(
+            context,
+            "now",
+            "job",
+            "run_dir",
+            "log",
+            "world",
+            because="--pid and --slurm look at a job of another launcher",
+        )
+        _foreign(pid or (), slurm or "", as_json=as_json)
+        return
     if now and (log or more):
         ignored.refuse(context, "now", because="it asks the job that runs here, and logs are named too: one of them")
     if log or more:
@@ -83,6 +110,50 @@ def diagnose(
 def show(text: str) -> None:
     """A line of it. It quotes nodes, programs and logs."""
     typer.echo(plain(text))
+
+
+def _foreign(pids: Sequence[int], slurm: str, *, as_json: bool) -> None:
+    """Look at the ranks of a job that is not ours."""
+    from elasticrl.cli.main import Exit
+    from elasticrl.contract.verdict import Fault
+    from elasticrl.diagnose import foreign, report
+
+    try:
+        found = foreign.look(foreign.job(foreign.processes(), pids=pids, slurm=slurm))
+    except foreign.NoJob as error:
+        typer.echo(plain(str(error)), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
+    job, verdict = found.job, found.verdict
+    if as_json:
+        told = report.plain(verdict, found.evidence)
+        ranks = {str(rank): number for rank, number in job.ranks.items()}
+        about = {
+            "job": job.name,
+            "world": job.world,
+            "ranks": ranks,
+            "gone": list(job.gone),
+            "moving": list(found.moving),
+        }
+        typer.echo(json.dumps({**told, **about, "said": found.said}, indent=2))
+        return
+    here = f"{len(job.ranks)} of {job.world} ranks run here" if job.world else f"{len(job.ranks)} processes"
+    show(f"JOB      {job.name}: {here}")
+    show(f"NOW      {found.said or 'nobody stands still'}")
+    if moved := foreign.moved(found):
+        show(f"MOVING   {moved}")
+    if found.blind:
+        show(f"BLIND    {found.blind}")
+    if verdict.fault is Fault.UNKNOWN:
+        show("VERDICT  nothing that was seen speaks of a fault")
+    else:
+        show(f"VERDICT  {verdict.fault} (confidence {verdict.confidence}): {verdict.cause}")
+        who = [*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]
+        show(f"CULPRIT  {', '.join(who) or 'not named by what was seen'}")
+        show(f"DO       {verdict.remedy}")
+    for fact in verdict.because:
+        show(f"  - {fact}")
+    if job.world and job.world > len(job.ranks) + len(job.gone):
+        show("ALSO     other ranks run on other machines: ask there too, and look at the one that waits for nobody")
 
 
 def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:

@@ -76,6 +76,7 @@ class Sign(StrEnum):
     KILLED = "killed"
     CRASHED = "crashed"
     ABORTED = "aborted"
+    GONE = "gone"  # its process is not there any more, and how it ended nobody saw
     NODE_GONE = "node_gone"
     UNHEARD = "unheard"  # taken for dead by its peers, and alive: it says so itself
     # Machines.

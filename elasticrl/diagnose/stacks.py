@@ -228,6 +228,11 @@ def _tail(file: Path, start: int) -> str:
 def _stack(pid: int, text: str, spy: str, deadline: float) -> Stack:
     if frames := parse(text):
         return Stack(pid=pid, frames=frames, how="faulthandler")
+    return spied(pid, spy, deadline)
+
+
+def spied(pid: int, spy: str, deadline: float) -> Stack:
+    """What can be had of a process that does not answer: from its memory, by py-spy, else from the kernel."""
     now = state(pid)
     if now in {"", "Z", "X"}:
         return Stack(pid=pid, absent="the process is gone")

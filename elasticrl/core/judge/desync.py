@@ -12,6 +12,9 @@ from elasticrl.core.judge.meanings import MEANINGS
 EVEN = frozenset({"ALLREDUCE", "BROADCAST", "ALLGATHERBASE", "ALLGATHER", "COALESCED", "REDUCESCATTERBASE", "REDUCESCATTER",
                   "ALLREDUCECOALESCED", "REDUCE", "BARRIER"})  # fmt: skip
 
+#: Operations of which one end is another than the other: that they differ between ranks says nothing.
+PAIRED = frozenset({"send", "recv", "batch_isend_irecv", "wait_tensor"})
+
 
 def disagreed(case: Case) -> Verdict | None:
     """Ranks that wait in different collectives under the same number of the same group."""
@@ -41,6 +44,27 @@ def disagreed(case: Case) -> Verdict | None:
                 else (MEANINGS[Sign.MISMATCH].contradicted_by,),
             )  # fmt: skip
     return None
+
+
+def apart(case: Case) -> Verdict | None:
+    """All ranks were looked at in the same moment, and all wait, but in different operations: nobody can come."""
+    inside = {
+        f.rank: f for f in case.waits if f.kind is Kind.STACK and f.rank is not None and f.op and f.op not in PAIRED
+    }
+    sides: dict[str, list[int]] = {}
+    for rank, fact in sorted(inside.items()):
+        sides.setdefault(str(fact.op), []).append(rank)
+    if len(sides) < 2 or case.facts.heard - set(inside):
+        return None
+    most = max(map(len, sides.values()))
+    odd = sorted(rank for members in sides.values() if len(members) < most for rank in members)
+    return Verdict(
+        fault=Fault.DESYNC, ranks=tuple(odd), confidence=Confidence.MEDIUM,
+        cause="all ranks wait, but in different operations: "
+        + "; ".join(f"{rank_names(members)} in {op}" for op, members in sides.items()),
+        remedy=MEANINGS[Sign.MISMATCH].remedy, because=tuple(inside[rank] for rank in sorted(inside))[:6],
+        against=("the ranks are in different process groups, and each of them is complete",),
+    )  # fmt: skip
 
 
 def _compared(case: Case) -> Verdict | None:

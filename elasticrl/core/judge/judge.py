@@ -13,7 +13,7 @@ from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.verdict import Fault, Known, Verdict
 from elasticrl.core.judge.case import Case
 from elasticrl.core.judge.causes import declared, deep, seen
-from elasticrl.core.judge.desync import disagreed
+from elasticrl.core.judge.desync import apart, disagreed
 from elasticrl.core.judge.hangs import elsewhere, lagged, missing
 from elasticrl.core.judge.network import inside, never_worked, probed
 from elasticrl.core.judge.victims import aborted, followed, starved
@@ -41,6 +41,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     disagreed,  # other collectives under the same number
     seen,  # any cause that was seen, rather than claimed by a log
     elsewhere,  # one look at all ranks: who is outside of collectives
+    apart,  # the same look: all wait, and not for the same
     aborted,
     declared,  # any cause that a log claims
     lagged,

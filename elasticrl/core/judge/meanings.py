@@ -158,6 +158,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Look for the core dump and the native stack of that rank; a library mismatch or a native extension is likely.",
         "it ended after the others had failed", depth=1,
     ),
+    Sign.GONE: Meaning(
+        Fault.DEAD_RANK, _MEDIUM, "has ended, and the others still wait for it",
+        "Read the end of its log: an exception, a signal (then the kernel log, for memory), or data that ended before the "
+        "others'.",
+        "it ended after the others had failed", depth=1,
+    ),
     Sign.STOPPED: Meaning(
         Fault.HOST_HANG, _HIGH, "was stopped by SIGSTOP or a debugger, and could not run on",
         "Find who sent SIGSTOP, or whose debugger held it.",
@@ -292,7 +298,7 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
-_ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED})
+_ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 _STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
 #: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
 EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
