@@ -25,21 +25,30 @@ from elasticrl.diagnose.transport import Ways
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
-    b"blocked for", b"ink down", b"nforce fail", b"NET/OFI", b"UCX", b"GLIBC", b"CXXABI", b"GSP", b"device handle", b"CUDA",
-    b"CANCELLED AT", b"low on resource", b"xit code", b"xitCode", b"FailedSched", b"ImagePull", b"NodeNot", b"NodeLost",
-    b"ancdata", b"ngine", b"slots avail", b"broadcast block", b"reach each other", b"credential", b"endpoint", b"oom",
-    b"evices were", b"SXid", b"retry count", b"EXIT STRING",
+    b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:",
+)  # fmt: skip
+#: Searched for as well in the first `WIDE` bytes: what schedulers, kernels and engines say without a word of SIEVE. Each word costs
+#: time in every line. A log that is longer has words of SIEVE beside these, and then all lines around are looked at.
+WIDE_SIEVE: Final = (
+    b"CUDA", b"NVIDIA driver", b"device handle", b"SXid", b"halted", b"GSP", b"evices were", b"ealth compromised",
+    b"uvm_spin", b"LOCKUP", b"detected", b"Surprise", b"oom", b"end of device", b"StorageFull", b"local storage",
+    b"low on resource", b"Pressure", b"posting node", b"NotReady", b"NodeLost", b"nodes are available", b"nschedul",
+    b"FailedSched", b"ImagePull", b"xitCode", b"xit code", b"unexpectedly", b"node_fail", b"CANCELLED AT", b"marked as dead",
+    b"EXIT STRING", b"reachable", b"retry count", b"hfi units", b"active ports", b"slots avail", b"based barrier", b"ismatch",
+    b"ranks", b"broadcast block", b"ngine", b"dataloader.py:", b"for the GIL", b"undefined symbol", b"GLIBC", b"CXXABI",
+    b"ancdata", b"result nan", b"NaN", b"xhausted", b"EXHAUSTED", "杀死".encode(),
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
     b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
     b"fallen off",
 )  # fmt: skip
-ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
+ALL_WORDS: Final = SIEVE + WIDE_SIEVE + KERNEL_SIEVE
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
 NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
+WIDE = 1 << 21  # bytes of a log in which the wider sieve is searched for, too
 CHUNK = 1 << 20  # bytes read from a file at once
 LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit
@@ -118,6 +127,7 @@ class Parser:
     ranks: set[int] = field(default_factory=set)  # heard of in the lines that were looked at
     ways: Ways = field(default_factory=Ways)  # that NCCL has chosen
     _left: bytes = b""
+    _past: int = 0  # bytes before `_left`
     _number: int = 1  # of the first line in `_left`
     _done: int = 0  # number of the last line that was looked at
     _time: tuple[str, float, str] | None = None
@@ -148,12 +158,14 @@ class Parser:
             keep = cut
         self._number += self._left.count(b"\n", 0, keep)
         self._left = self._left[keep:]
+        self._past += keep
         return found
 
     def flush(self) -> list[Evidence]:
         """What the lines give that still wait for their neighbours."""
         found = self._scan(len(self._left))
         self._number += self._left.count(b"\n")
+        self._past += len(self._left)
         self._left = b""
         return found
 
@@ -161,6 +173,7 @@ class Parser:
         """Leave these bytes out. What those before them give, whose neighbours do not come."""
         found = self.flush()
         self._number += data.count(b"\n")
+        self._past += len(data)
         return found
 
     def _scan(self, cut: int) -> list[Evidence]:
@@ -177,7 +190,7 @@ class Parser:
     def _windows(self, cut: int) -> Iterator[list[Line]]:
         """Each hit before `cut` with the lines around it; hits that are close together share one window."""
         data = self._left
-        hits = sorted(_hits(data, cut))
+        hits = sorted(_hits(data, cut, WIDE - self._past))
         number, counted = self._number, 0
         window: list[Line] = []
         last_end = 0
@@ -246,7 +259,7 @@ class Parser:
             rank=rank,
             node=node,
             prefix=prefix,
-            hit=any(map(raw.__contains__, ALL_WORDS)),
+            hit=any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS)),
         )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:
@@ -421,22 +434,23 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _hits(data: bytes, end: int) -> Iterator[int]:
-    """Where a word of the sieve stands; once a line and word is enough."""
+def _hits(data: bytes, end: int, wide: int) -> Iterator[int]:
+    """Where a word of the sieve stands, before `wide` also one of the wider sieve; once a line and word is enough."""
     kernel = data.find(b"kernel:", 0, end) >= 0 or _KERNEL.search(data, 0, min(end, 4096)) is not None
-    for word in SIEVE + KERNEL_SIEVE if kernel else SIEVE:
-        at = data.find(word, 0, end)
+    ends = [(SIEVE, end), (WIDE_SIEVE, min(end, max(wide, 0))), (KERNEL_SIEVE, end if kernel else 0)]
+    for word, limit in ((word, limit) for words, limit in ends if limit for word in words):
+        at = data.find(word, 0, limit)
         while at >= 0:
             if word == b"NCCL" and data.startswith(b" INFO", at + 4):
                 # NCCL_DEBUG=INFO fills logs with thousands of these, and none is a failure.
-                at = data.find(word, at + 9, end)
+                at = data.find(word, at + 9, limit)
                 continue
             yield at
-            line_end = data.find(b"\n", at, end)
+            line_end = data.find(b"\n", at, limit)
             if line_end < 0:
                 # A long line without an end: a hit every LINE bytes will do.
                 line_end = at + LINE
-            at = data.find(word, line_end, end)
+            at = data.find(word, line_end, limit)
 
 
 def _around(data: bytes, start: int, end: int, hit: int) -> bytes:

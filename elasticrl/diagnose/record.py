@@ -28,6 +28,7 @@ _GROUP = re.compile(
 )
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) ?seconds")
 _ABORTED = re.compile(r"communicator was aborted on rank (\d{1,6})")
+_COUNTED = re.compile(r"world_size=(\d{1,9}), worker_count=(\d{1,9})")
 _FINGERPRINT = re.compile(r"CollectiveFingerPrint\(SequenceNumber=(?P<seq>\d{1,18}), ?OpType=(?P<op>\w{1,40})")
 
 #: c10d phrases without numbers, as (needle, kind, sign).
@@ -50,7 +51,7 @@ _PHRASES: Final = (
 #: Words without which a record needs no look at the c10d expressions.
 _C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG status", "communicator was aborted",
                 "dump signal", "should dump", "failed or timed out", "data inconsistency",
-                "signal dumping", "dump debug info", "enqueued")  # fmt: skip
+                "signal dumping", "dump debug info", "enqueued", "worker_count")  # fmt: skip
 
 
 def facts(text: str) -> list[tuple[int, Evidence]]:
@@ -80,6 +81,10 @@ def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
             match.start(),
             Evidence(kind=Kind.WATCHDOG_ERROR, sign=Sign.TOLD, rank=int(match[1]), detail="communicator aborted"),
         )
+    for match in _COUNTED.finditer(text):
+        if int(match[2]) > int(match[1]):
+            detail = "more workers than the group has: an earlier run's are counted in the same store or file"
+            yield match.start(), Evidence(kind=Kind.TCPSTORE_ERROR, sign=Sign.SETTING, detail=detail)
     for needle, kind, sign in _PHRASES:
         at = text.find(needle)
         if at < 0:

@@ -65,7 +65,7 @@ LINES = [
     ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.", Sign.SETUP_WAITED,
      Fault.HOST_HANG),
     ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 29500).",
-     Sign.SETUP_WAITED, Fault.HOST_HANG),
+     Sign.COORDINATOR, Fault.COORDINATOR),
     ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
      Sign.COORDINATOR, Fault.COORDINATOR),
     ("[2026-01-01] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -9", Sign.KILLED, Fault.DEAD_RANK),

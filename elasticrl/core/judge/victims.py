@@ -74,7 +74,7 @@ def starved(case: Case) -> Verdict | None:
         )  # fmt: skip
     who = ranks or "some rank"
     barrier = any(fact.numel_in is not None and fact.numel_in <= 1 for fact in waited)
-    if seqs and min(seqs) >= LATE_RUN and not barrier:
+    if seqs and min(seqs) >= LATE_RUN and not barrier and len(case.waiting) > 1:  # of one alone nothing can be compared
         return Verdict(
             fault=Fault.DESYNC, because=because,
             cause=f"{who} waited for somebody who did not come, after {min(seqs):,} collectives that worked: most likely "
