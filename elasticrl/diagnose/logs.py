@@ -27,16 +27,19 @@ SIEVE: Final = (
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
     b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:",
 )  # fmt: skip
-#: Searched for as well in the first `WIDE` bytes: what schedulers, kernels and engines say without a word of SIEVE. Each word costs
-#: time in every line. A log that is longer has words of SIEVE beside these, and then all lines around are looked at.
+#: Searched for as well in the first `WIDE` bytes: what schedulers, kernels and engines say without a word of SIEVE. Each word
+#: costs time in every line. A log that is longer has words of SIEVE beside these, and then all lines around are looked at.
 WIDE_SIEVE: Final = (
+    b"dumped", b"corrupt", b"smashing", b"code=killed", b"died with", b"preempt", b"nterruption", b"reboot", b"powering",
+    b"read-only", b"NETDEV", b"allocation fail", b"reaped", b"table full", b"UNREACHABLE", b"transport to", b"TRUNCATE",
+    b"PROC_FAILED", b"TaintManager", b"PodSandBox", b"OutOf", b"reempt", b"distributed_c10d.py:", b"Timeout (", b"pot ",
     b"CUDA", b"NVIDIA driver", b"device handle", b"SXid", b"halted", b"GSP", b"evices were", b"ealth compromised",
     b"uvm_spin", b"LOCKUP", b"detected", b"Surprise", b"oom", b"end of device", b"StorageFull", b"local storage",
     b"low on resource", b"Pressure", b"posting node", b"NotReady", b"NodeLost", b"nodes are available", b"nschedul",
-    b"FailedSched", b"ImagePull", b"xitCode", b"xit code", b"unexpectedly", b"node_fail", b"CANCELLED AT", b"marked as dead",
-    b"EXIT STRING", b"reachable", b"retry count", b"hfi units", b"active ports", b"slots avail", b"based barrier", b"ismatch",
-    b"ranks", b"broadcast block", b"ngine", b"dataloader.py:", b"for the GIL", b"undefined symbol", b"GLIBC", b"CXXABI",
-    b"ancdata", b"result nan", b"NaN", b"xhausted", b"EXHAUSTED", "杀死".encode(),
+    b"FailedSched", b"ImagePull", b"xitCode", b"xit code", b"unexpectedly", b"node_fail", b"CANCELLED AT",
+    b"marked as dead", b"EXIT STRING", b"reachable", b"retry count", b"hfi units", b"active ports", b"slots avail",
+    b"based barrier", b"ismatch", b"ranks", b"broadcast block", b"ngine", b"dataloader.py:", b"for the GIL",
+    b"undefined symbol", b"GLIBC", b"CXXABI", b"ancdata", b"result nan", b"NaN", b"xhausted", b"EXHAUSTED", "杀死".encode(),
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
