@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers compat docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers compat diagnose-held docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -16,6 +16,7 @@ help:
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
 	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
+	@echo "make diagnose-held  how often diagnose is right about logs that its rules were not written for"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
 	@echo "make compat the runtime on other versions of torch (several GB)"
 	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
@@ -109,6 +110,10 @@ MINUTES ?= 30
 chaos: setup system
 	$(BIN)/python -m chaos.run live
 	$(BIN)/python -m chaos.run live --random --seed $(SEED) --minutes $(MINUTES) --nodes 4
+
+# Rules of diagnosis are written by one part of the corpus (`bench/diagnose.py --wrong` shows it) and judged by this one, which nobody reads.
+diagnose-held: setup
+	$(BIN)/python bench/diagnose.py --part held
 
 # Peers are installed from PyPI, each into an environment of its own (.venv-race-*); writes bench/race/trials.jsonl and RESULTS.md.
 # `make race FOR=60` goes on for an hour from where the race stands.

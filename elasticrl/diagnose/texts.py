@@ -261,7 +261,7 @@ BETWEEN: tuple[Text, ...] = (
     Text("UCX", _K.NCCL_WARN, _S.NIC, r"UCX.{0,40}(?:network device|no active|[Nn]o (?:usable|such) )(?:transport|device)?.{0,80}", family="ucx"),
     Text("estination is unreachable", _K.NCCL_WARN, _S.LINK, r"(?:UCX|UCP).{0,120}[Dd]estination is unreachable", family="ucx"),
     Text("no active messages transport", _K.NCCL_WARN, _S.SETTING, r"UCX.{0,80}no active messages transport to.{0,60}", detail="UCX has no way between the two", family="ucx"),
-    Text("UNREACHABLE", _K.NCCL_WARN, _S.LINK, r"(?:PMIX|OPAL|ORTE|PRTE) ERROR: UNREACHABLE", family="mpi"),
+    Text("UNREACHABLE", _K.NCCL_WARN, _S.CALL_FAILED, r"(?:PMIX|OPAL|ORTE|PRTE) ERROR: UNREACHABLE", family="mpi"),
     Text("failed to TCP connect", _K.NCCL_WARN, _S.LINK, r"failed to TCP connect to a peer MPI process", family="mpi"),
     Text("MPI_ERR_TRUNCATE", _K.COLLECTIVE_MISMATCH, _S.MISMATCH, family="mpi"),
     Text("MPI_ERR_PROC_FAILED", _K.NCCL_WARN, _S.PEER_GONE, family="mpi"),
