@@ -27,31 +27,18 @@ SIEVE: Final = (
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
     b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:",
 )  # fmt: skip
-#: Searched for as well in the first `WIDE` bytes: what schedulers, kernels and engines say without a word of SIEVE. Each word
-#: costs time in every line. A log that is longer has words of SIEVE beside these, and then all lines around are looked at.
-WIDE_SIEVE: Final = (
-    b"dumped", b"corrupt", b"smashing", b"code=killed", b"died with", b"preempt", b"nterruption", b"reboot", b"powering",
-    b"read-only", b"NETDEV", b"allocation fail", b"reaped", b"table full", b"UNREACHABLE", b"transport to", b"TRUNCATE",
-    b"PROC_FAILED", b"TaintManager", b"PodSandBox", b"OutOf", b"reempt", b"distributed_c10d.py:", b"Timeout (", b"pot ",
-    b"CUDA", b"NVIDIA driver", b"device handle", b"SXid", b"halted", b"GSP", b"evices were", b"ealth compromised",
-    b"uvm_spin", b"LOCKUP", b"detected", b"Surprise", b"oom", b"end of device", b"StorageFull", b"local storage",
-    b"low on resource", b"Pressure", b"posting node", b"NotReady", b"NodeLost", b"nodes are available", b"nschedul",
-    b"FailedSched", b"ImagePull", b"xitCode", b"xit code", b"unexpectedly", b"node_fail", b"CANCELLED AT",
-    b"marked as dead", b"EXIT STRING", b"reachable", b"retry count", b"hfi units", b"active ports", b"slots avail",
-    b"based barrier", b"ismatch", b"ranks", b"broadcast block", b"ngine", b"dataloader.py:", b"for the GIL",
-    b"undefined symbol", b"GLIBC", b"CXXABI", b"ancdata", b"result nan", b"NaN", b"xhausted", b"EXHAUSTED", "杀死".encode(),
-)  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
-    b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
-    b"fallen off",
+    b"lockup", b"LOCKUP", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid", b"fallen off", b"GSP",
+    b"halted", b"ealth compromised", b"detected", b"Surprise", b"end of device", b"read-only", b"NETDEV", b"reaped",
+    b"table full", b"uvm_spin", b"reboot", b"timeout",
 )  # fmt: skip
-ALL_WORDS: Final = SIEVE + WIDE_SIEVE + KERNEL_SIEVE
+ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
 NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
-WIDE = 1 << 21  # bytes of a log in which the wider sieve is searched for, too
+WHOLE = 1 << 17  # bytes at the beginning of a log of which each line is looked at, with a word of the sieve or without
 CHUNK = 1 << 20  # bytes read from a file at once
 LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit
@@ -100,7 +87,7 @@ class Line:
     rank: int | None
     node: str | None
     prefix: str = ""  # the launcher's, which names the process: lines of two processes are never one message
-    hit: bool = True  # a word of the sieve is in it
+    hit: bool = True  # it may be a sign of trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +180,7 @@ class Parser:
     def _windows(self, cut: int) -> Iterator[list[Line]]:
         """Each hit before `cut` with the lines around it; hits that are close together share one window."""
         data = self._left
-        hits = sorted(_hits(data, cut, WIDE - self._past))
+        hits = sorted(_hits(data, cut, WHOLE - self._past))
         number, counted = self._number, 0
         window: list[Line] = []
         last_end = 0
@@ -262,7 +249,7 @@ class Parser:
             rank=rank,
             node=node,
             prefix=prefix,
-            hit=any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS)),
+            hit=b"NCCL INFO" not in raw or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS)),
         )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:
@@ -437,23 +424,28 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _hits(data: bytes, end: int, wide: int) -> Iterator[int]:
-    """Where a word of the sieve stands, before `wide` also one of the wider sieve; once a line and word is enough."""
+def _hits(data: bytes, end: int, whole: int) -> Iterator[int]:
+    """Where a word of the sieve stands; once a line and word is enough. Before `whole` each line counts."""
+    begin = 0
+    while begin < min(whole, end):
+        after = data.find(b"\n", begin, end) + 1 or end
+        if after - begin <= LINE:  # of a longer one it matters where the word stands
+            yield begin
+        begin = after
     kernel = data.find(b"kernel:", 0, end) >= 0 or _KERNEL.search(data, 0, min(end, 4096)) is not None
-    ends = [(SIEVE, end), (WIDE_SIEVE, min(end, max(wide, 0))), (KERNEL_SIEVE, end if kernel else 0)]
-    for word, limit in ((word, limit) for words, limit in ends if limit for word in words):
-        at = data.find(word, 0, limit)
+    for word in SIEVE + KERNEL_SIEVE if kernel else SIEVE:
+        at = data.find(word, 0, end)
         while at >= 0:
             if word == b"NCCL" and data.startswith(b" INFO", at + 4):
                 # NCCL_DEBUG=INFO fills logs with thousands of these, and none is a failure.
-                at = data.find(word, at + 9, limit)
+                at = data.find(word, at + 9, end)
                 continue
             yield at
-            line_end = data.find(b"\n", at, limit)
+            line_end = data.find(b"\n", at, end)
             if line_end < 0:
                 # A long line without an end: a hit every LINE bytes will do.
                 line_end = at + LINE
-            at = data.find(word, line_end, limit)
+            at = data.find(word, line_end, end)
 
 
 def _around(data: bytes, start: int, end: int, hit: int) -> bytes:

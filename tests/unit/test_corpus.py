@@ -15,13 +15,15 @@ def test_every_excerpt_is_whole_and_says_where_its_shape_was_seen() -> None:
     for path in sorted(CORPUS.glob("*/*.txt")):
         head, dashes, log = path.read_text(encoding="utf-8").partition("\n---\n")
         assert [line[2:].partition(":")[0] for line in head.splitlines()] == list(KEYS), path.name
-        assert dashes and log.strip(), path.name
+        assert dashes, path.name
+        assert log.strip(), path.name
         found += 1
     assert found >= FEWEST
     for part in PARTS:
         for one in corpus(part):
             assert one.source.startswith("https://"), one.name
-            assert one.proof and one.family, one.name
+            assert one.proof, one.name
+            assert one.family, one.name
 
 
 def test_no_thread_is_in_both_parts() -> None:
