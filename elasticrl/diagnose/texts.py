@@ -3,6 +3,8 @@
 The one idea: a row is a cheap substring, a regular expression and a sign. The substring lets a line skip the row in
 nanoseconds; the expression has only bounded repetitions, so that no line can make it slow. Rows are tried from the top and
 the first of each family wins, so a precise text stands above a vague one.
+
+Long because each row is a text that some broken job has printed (tests/data/corpus), and a table is read best in one piece.
 """
 
 # ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
