@@ -138,7 +138,7 @@ def confusion(found: Sequence[Judged]) -> str:
 def main() -> None:
     """Print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, default="work")
+    parser.add_argument("--part", choices=("work", "held"), default="work")
     parser.add_argument(
         "--wrong", action="store_true", help="also each excerpt of the part `work` that is not judged right"
     )
