@@ -134,8 +134,8 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     where the engine is `apart`, beside everything that follows the rollout, the update included. Scores that are `asked` of a
     model or an endpoint take their time, in which a fault must not cost the rollout.
     """
-    if ppo.algorithm in ("dpo", "kto"):
-        return _preference(ppo.algorithm)
+    if ppo.algorithm in ("dpo", "kto", "sft"):
+        return _given(ppo)
     with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
     trained = ("actor", "critic") if with_critic and not tied else ("actor",)
     ref = ("ref_logprobs",) if with_ref else ()
@@ -181,14 +181,23 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     return Flow(name=ppo.algorithm, given=("prompts",), stages=tuple(stages), trained=trained)
 
 
-def _preference(name: str) -> Flow:
-    """Given answers, a reference, an update."""
-    stages = [Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen")]
-    reads: tuple[str, ...] = ("answers", "ref_logprobs")
-    if name == "kto":
+def compares(ppo: Ppo) -> bool:
+    """Whether an algorithm on given answers needs a reference."""
+    return ppo.algorithm == "kto" or (ppo.algorithm == "dpo" and ppo.preference_loss != "simpo")
+
+
+def _given(ppo: Ppo) -> Flow:
+    """Given answers, a reference where one is compared with, an update."""
+    first = "ref" if compares(ppo) else "update"  # the phase that the answers are read in
+    stages = [Stage(name="answers", role="job", reads=("records",), writes=("answers",), phase=first)]
+    reads: tuple[str, ...] = ("answers",)
+    if compares(ppo):
+        stages.append(Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen"))
+        reads += ("ref_logprobs",)
+    if ppo.algorithm == "kto":
         stages.append(
             Stage(name="baseline", role="actor+ref", reads=("answers",), writes=("baseline",), weights="start")
         )
         reads += ("baseline",)
     stages.append(Stage(name="update", role="actor", reads=reads, writes=("weights",)))
-    return Flow(name=name, given=("answers",), stages=tuple(stages), trained=("actor",))
+    return Flow(name=ppo.algorithm, given=("records",), stages=tuple(stages), trained=("actor",))

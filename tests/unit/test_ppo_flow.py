@@ -51,6 +51,9 @@ def test_an_algorithm_has_only_the_stages_it_needs():
     assert flow.of(Ppo(), tied=True).trained == ("actor",)
     assert flow.of(Ppo(algorithm="dpo")).phases == ("ref", "update")
     assert flow.of(Ppo(algorithm="kto")).phases == ("ref", "baseline", "update")
+    for without in (Ppo(algorithm="sft"), Ppo(algorithm="dpo", preference_loss="simpo")):
+        assert "ref" not in flow.of(without)
+        assert flow.of(without).phases == ("update",)
 
 
 def test_a_declaration_that_cannot_run_is_refused():
