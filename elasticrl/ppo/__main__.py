@@ -397,7 +397,7 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
         step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
         micro_tokens=ppo.micro_tokens, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
-        loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss", report.metrics.get("sft_loss"))),
+        loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss", report.metrics.get("loss"))),
         comm_s=comm.figures["waits"],
     )  # fmt: skip
     return comm, seen

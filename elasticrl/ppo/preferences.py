@@ -106,7 +106,7 @@ class PreferenceTrainer(Trainer):
         """How unlikely the policy finds the answers."""
         how, mask = self.ppo.loss_agg_mode, rows["mask"]
         unlikely = -self.roles.policy(rows)[0]
-        tally.add(sft_loss=masked(unlikely, mask).total)
+        tally.add(loss=masked(unlikely, mask).total)
         return summed(unlikely, mask, how).over(entries.of(how, most=self.sizes.answer))
 
     def _say(self, loss: Sum, right: Sum, entries: Entries, tally: Tally) -> torch.Tensor:

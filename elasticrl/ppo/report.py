@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.traffic import Cost
 
-SHOWN = ("reward", "kl", "preference_loss", "right", "sft_loss")  # metrics in a step's line
+SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -336,7 +336,7 @@ def test_given_answers_are_learned_in_any_order_of_lanes(folders, kind):
         results.append(finish(trainer, run, steps=8))
     assert results[0] == results[1]
     first, last = results[0][1][0], results[0][1][-1]
-    told = "sft_loss" if kind["algorithm"] == "sft" else "preference_loss"
+    told = "loss" if kind["algorithm"] == "sft" else "preference_loss"
     assert last[told] < 0.95 * first[told]
     assert last.get("right", 1.0) == 1.0
 
