@@ -639,6 +639,13 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Remove it, or set algorithm: grpo.",
     ),
     Relation(
+        keys=("ppo.filter_groups", "ppo.algorithm", "ppo.group", "job.program"),
+        rule="must be false for an algorithm that compares no samples of one prompt",
+        broken=lambda t: _ours(t) and t.ppo.filter_groups and t.ppo.algorithm not in GROUPED,
+        values=lambda t: f"it is true, with {t.ppo.algorithm}",
+        remedy="Remove it, or set algorithm: grpo and group: 8.",
+    ),
+    Relation(
         keys=("ppo.dual_clip", "ppo.loss_mode", "job.program"),
         rule="must be null with cispo and sapo, whose losses of a negative advantage are bounded by themselves",
         broken=lambda t: _ours(t) and t.ppo.dual_clip is not None and t.ppo.loss_mode in {"cispo", "sapo"},

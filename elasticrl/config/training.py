@@ -89,6 +89,9 @@ class Ppo(Section):
     """AdamW's decay. More pulls weights to 0."""
     max_grad_norm: Positive | None = 1.0
     """The norm that gradients are clipped to. Less tames spikes, at slower learning. null: not clipped."""
+    not_finite: Literal["stop", "skip"] = "stop"
+    """What an update does whose loss or gradient is NaN or infinite. stop: it ends the job, and nothing of it is applied; skip:
+    all workers leave it out, its samples count as used, and the ledger and the step's metric `skipped` say so."""
     gamma: Share = 1.0
     """The discount per token. Less looks less far ahead."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.95
@@ -127,6 +130,12 @@ class Ppo(Section):
     """The weight of the entropy bonus. More keeps answers more varied."""
     missing_eos_penalty: Amount = 0.0
     """Taken from the score of a sample that did not end by itself. More teaches to end in time."""
+    filter_groups: bool = False
+    """true leaves groups whose scores are all alike out of the updates, and out of the counts that losses are divided by, as
+    DAPO does. No other prompts are drawn in their place: a larger batch makes up for them."""
+    mask_truncated: bool = False
+    """true leaves samples that did not end by themselves out of the updates, and out of those counts. Their scores still count
+    in their groups."""
     overlong_buffer: Whole = 0
     """DAPO's overlong shaping: the last so many tokens of rollout.max_tokens cost a rising part of overlong_penalty. More warns
     earlier. 0: off."""

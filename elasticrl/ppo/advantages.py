@@ -79,6 +79,12 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
     return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
 
 
+def contested(scores: torch.Tensor, group: int) -> torch.Tensor:
+    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn."""
+    groups = _groups(scores, group)
+    return (groups != groups[:, :1]).any(1).repeat_interleave(group)
+
+
 def without_critic(rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> torch.Tensor:
     """The advantages of an algorithm that has no critic, from the rewards of each token. reinforce_plus_plus has a return for
     each token; the others have a baseline from the group's scores.

@@ -141,9 +141,11 @@ class ElasticRun:
         prompts = [name.partition(".") for name in ids]
         self.base.used(lane, [_sample(name) for name, _, member in prompts if member in ("", "0")], turn=epoch)
 
-    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:
+    def update(
+        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
+    ) -> Mapping[str, Reduced]:
         """As Run's."""
-        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps)
+        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps, skips=skips)
         assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
         return found
 

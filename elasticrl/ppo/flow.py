@@ -24,7 +24,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "logprobs": ("logprobs",),
     "ref_logprobs": ("ref_logprobs",),
     "values": ("values",),
-    "advantages": ("advantages",),
+    "advantages": ("advantages", "kept"),
     "returns": ("returns",),
 }
 

@@ -15,6 +15,7 @@ import torch
 from elasticrl.ppo import flow, kl
 from elasticrl.ppo.advantages import (
     WHITENED,
+    contested,
     gae,
     over_batch,
     overlong_penalties,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
+    from elasticrl.runtime.strategy import Reduced
 
 
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
@@ -166,6 +168,8 @@ class Trainer:
                 buffer.put(lane, advantages=advantages, returns=returns)
                 tally.spread("returns", returns, mask)
                 tally.spread("errors", returns - rows["values"], mask)
+            buffer.put(lane, kept=self._kept(rows))
+            tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("advantages", rows["advantages"], mask)
             tally.spread("scores", rows["scores"].sum(1))
             tally.spread("kl", divergence.sum(1))
@@ -209,6 +213,13 @@ class Trainer:
             coef=coef,
         )
 
+    def _kept(self, rows: Rows) -> torch.Tensor:
+        """[samples]: what the updates learn from."""
+        ppo, kept = self.ppo, torch.ones_like(rows["ended"])
+        if ppo.filter_groups:
+            kept = kept & contested(rows["scores"].sum(1), ppo.group)
+        return kept & rows["ended"] if ppo.mask_truncated else kept
+
     def _divergence(self, policy: torch.Tensor, rows: Rows) -> torch.Tensor:
         kind = self.ppo.kl.estimator or ("k1" if self.ppo.kl.where == "reward" else "k3")
         return kl.estimate(kind, policy, rows["ref_logprobs"], rows["mask"], limit=self.ppo.kl.limit)
@@ -241,12 +252,22 @@ class Trainer:
             for lane in dict.fromkeys(self.run.lanes):
                 chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
                 self.run.used(lane, number * ppo.epochs // count, chosen)
-            done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps)
-            for role, reduced in done.items():
-                buffer.facts[f"{role}_norm"] = reduced.norm
-                for name, total in reduced.tally.sums.items():  # the mean over the step's updates so far
-                    mean = total / max(entries.tokens, 1.0)
-                    buffer.facts[name] = (buffer.facts.get(name, 0.0) * number + mean) / (number + 1)
+            done = self.run.update(
+                lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip"
+            )
+            self._told(done, number, entries)
+
+    def _told(self, done: Mapping[str, Reduced], number: int, entries: Entries) -> None:
+        """The means over the step's updates so far, without those that were skipped."""
+        facts = self.run.buffer.facts
+        if any(reduced.skipped for reduced in done.values()):
+            facts["skipped"] = facts.get("skipped", 0.0) + 1.0
+            return
+        made = number - facts.get("skipped", 0.0)
+        for role, reduced in done.items():
+            facts[f"{role}_norm"] = reduced.norm
+            for name, total in reduced.tally.sums.items():
+                facts[name] = (facts.get(name, 0.0) * made + total / max(entries.tokens, 1.0)) / (made + 1)
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
@@ -255,7 +276,7 @@ class Trainer:
 
     def actor_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """The surrogate, and what is added to it."""
-        ppo, mask, how = self.ppo, rows["mask"], self.ppo.loss_agg_mode
+        ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
         logits, values = self.roles.logits(self.roles.actor, rows)
         new = logprobs(logits, response(rows), self.roles.temperature)
@@ -282,7 +303,11 @@ class Trainer:
     def critic_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """A separate critic's."""
         term = value_loss(
-            self.roles.values(rows)[0], rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip
+            self.roles.values(rows)[0],
+            rows["values"],
+            rows["returns"],
+            rows["mask"] & rows["kept"][:, None],
+            clip=self.ppo.value_clip,
         )
         tally.add(value_loss=term.total)
         return term.over(entries.tokens)
@@ -332,7 +357,7 @@ class Trainer:
         """
         rows = self.run.buffer.rows[lane]
         for i, (index, its) in enumerate(zip(self._orders(lane), self._cut(lane), strict=True)):
-            mask = rows["mask"][index]
+            mask = (rows["mask"] & rows["kept"][:, None])[index] if "kept" in rows else rows["mask"][index]
             tally.add(**{f"entries.{i}": self._count(mask), f"entries.{i}.samples": float(mask.any(1).sum())})
             tally.add(tokens=rows["attention"][index].sum().item(), places=sum(block.places for block in its))
 

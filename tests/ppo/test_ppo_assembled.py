@@ -77,10 +77,21 @@ CASES = {
         {
             "kl": Kl(coef=COEF, estimator="k2"),
             "algorithm": "rloo",
+            "mask_truncated": True,
             "group": 2,
             "loss_mode": "sapo",
             "dual_clip": None,
             "loss_agg_mode": "seq-mean-token-sum",
+        },
+    ),
+    "DAPO": (
+        "separate",
+        {
+            "kl": Kl(where="loss", coef=COEF),
+            "algorithm": "grpo",
+            "group": 4,
+            "filter_groups": True,
+            "loss_agg_mode": "seq-mean-token-mean",
         },
     ),
     "reinforce++": ("separate", {"kl": Kl(coef=COEF), "algorithm": "reinforce_plus_plus"}),
@@ -95,8 +106,11 @@ class Stopped(Exception):
     pass
 
 
-def score(name):
-    """Of a sample, by its id alone."""
+def score(name, alike=False):
+    """Of a sample, by its id alone; with `alike` half of the groups have one score."""
+    group = name.partition(".")[0]
+    if alike and sum(map(ord, group)) % 2:
+        return 0.5
     return sum(ord(letter) * (1 + place) for place, letter in enumerate(name)) % 17 / 8 - 1
 
 
@@ -118,7 +132,9 @@ def ready(request, folders):
             raise Stopped
 
     trainer, run = job(folders["qwen2"], head=head, ppo=settings(**common | more), on_phase=stop)
-    trainer.scorer = Function("by id", lambda answers: [score(answer.id) for answer in answers])
+    trainer.scorer = Function(
+        "by id", lambda answers: [score(answer.id, settings(**common | more).filter_groups) for answer in answers]
+    )
     stopped_at(trainer, phases, "advantage")
     g = torch.Generator().manual_seed(3)
     for lane in run.lanes:
@@ -150,7 +166,7 @@ def test_advantages_and_returns_are_those_of_scores_penalties_and_kl(ready):
     rewards, values, masks = [], [], []
     for lane, its in rows.items():
         for i, name in enumerate(buffer.ids[lane]):
-            said = score(name) - (0.0 if its["ended"][i] else PENALTY)
+            said = score(name, ppo.filter_groups) - (0.0 if its["ended"][i] else PENALTY)
             if ppo.overlong_buffer and any(its["mask"][i]):
                 said -= reference.overlong(sum(its["mask"][i]), 4, ppo.overlong_buffer, ppo.overlong_penalty)
             pairs = zip(its["logprobs"][i], its["ref_logprobs"][i], strict=True)
@@ -183,17 +199,21 @@ def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
     lane, number, buffer = 2, 1, ready.run.buffer
     orders = {each: ready._orders(each)[number] for each in ready.run.lanes}
     entries = ready._entries(number)
-    masks = [buffer.rows[each]["mask"][order] for each, order in orders.items()]
+    masks = [learned(buffer.rows[each])[order] for each, order in orders.items()]
     assert entries == (sum(mask.sum() for mask in masks), sum(mask.any(1).sum() for mask in masks))
     count = reference.count(entries, ready.ppo.loss_agg_mode, ready.sizes.answer)
     tally, terms, losses = Tally(), Counter(), {"actor": actor_loss, "critic": critic_loss}
     doubles = {name: wide(value) for name, value in buffer.rows[lane].items()}
     for block in (take(doubles, its) for its in ready._cut(lane)[number]):
-        rows = {name: value.tolist() for name, value in (block | {"said": response(block)}).items()}
+        its = block | {"said": response(block), "mask": learned(block)}
+        rows = {name: value.tolist() for name, value in its.items()}
         for role in ready.flow.trained:
             loss, outputs, gradients = computed(ready, role, block, entries, tally)
             formula = partial(losses[role], ready.ppo, rows)
             expected, found = formula(outputs)
+            if not its["mask"].any():
+                assert not loss
+                continue
             over = count if role == "actor" else entries.tokens
             close(loss, expected / over, 1e-6)
             terms.update(found)
@@ -203,6 +223,23 @@ def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
     assert tally.sums == pytest.approx(terms, rel=1e-5)
     if ready.ppo.loss_mode != "sapo":
         assert terms["clip_fraction"] > 0
+
+
+def test_what_is_left_out_are_groups_that_scored_alike_and_answers_that_were_cut_off(ready):
+    ppo, buffer, kept = ready.ppo, ready.run.buffer, []
+    for lane in ready.run.lanes:
+        names, rows = buffer.ids[lane], buffer.rows[lane]
+        for i, name in enumerate(names):
+            group = {score(other, True) for other in names if other.partition(".")[0] == name.partition(".")[0]}
+            asked = not ppo.filter_groups or len(group) > 1
+            kept.append(asked and bool(rows["ended"][i] or not ppo.mask_truncated))
+            assert bool(rows["kept"][i]) == kept[-1]
+    assert {*kept} == ({True, False} if ppo.filter_groups or ppo.mask_truncated else {True})
+    assert buffer.facts["left_out"] == kept.count(False) / len(kept)
+
+
+def learned(rows):
+    return rows["mask"] & rows["kept"][:, None]
 
 
 def wide(value):

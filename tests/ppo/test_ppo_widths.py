@@ -35,6 +35,7 @@ def lane(seed, *, longest=1.0):
         "tokens": torch.where(attention, torch.randint(0, 10, attention.shape, generator=g), 10),
         "attention": attention,
         "mask": mask,
+        "kept": torch.ones(ROWS, dtype=torch.bool),
     }
     for name in ("logprobs", "rollout_logprobs", "ref_logprobs"):
         found[name] = -2.3 + 0.3 * torch.randn(mask.shape, generator=g, dtype=torch.float64)

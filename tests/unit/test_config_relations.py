@@ -408,6 +408,14 @@ CASES = [
         "Remove it, or set algorithm: grpo.",
     ),
     Case(
+        "ppo.filter_groups",
+        "compares no samples of one prompt",
+        ["ppo.filter_groups=true"],
+        "it is true, with ppo",
+        ["ppo.algorithm=grpo", "ppo.group=8", "ppo.kl.where=loss"],
+        "Remove it, or set algorithm: grpo and group: 8.",
+    ),
+    Case(
         "ppo.dual_clip",
         "null with cispo and sapo",
         ["ppo.dual_clip=3", "ppo.loss_mode=sapo"],
