@@ -132,7 +132,7 @@ class FixedRun:
         """The pass that is under way is none."""
         self._present.leave_out()
 
-    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
+    def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:  # noqa: ARG002
         """Into the ledger with the next update."""
         self._pending += [(self.streams.step, self.streams.update, epoch, lane, sample) for sample in ids]
 

@@ -639,6 +639,28 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Remove it, or set algorithm: grpo.",
     ),
     Relation(
+        keys=("ppo.gen_batch", "ppo.batch", "ppo.group", "lanes.count", "job.program"),
+        rule="must be a multiple of lanes.count x group, and over batch",
+        broken=lambda t: (
+            _ours(t)
+            and t.ppo.gen_batch is not None
+            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.group) != 0)
+        ),
+        values=lambda t: (
+            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, a group of {t.ppo.group}, a batch of {t.ppo.batch}"
+        ),
+        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}, or remove it.",
+    ),
+    Relation(
+        keys=("ppo.gen_batch", "ppo.filter_groups", "rollout.overlap", "job.program"),
+        rule="must be null without filter_groups, which chooses from it, and with rollout.overlap, which halves a batch",
+        broken=lambda t: _ours(t) and t.ppo.gen_batch is not None and (not t.ppo.filter_groups or t.rollout.overlap),
+        values=lambda t: (
+            f"filter_groups is {str(t.ppo.filter_groups).lower()}, overlap {str(t.rollout.overlap).lower()}"
+        ),
+        remedy="Set filter_groups: true and rollout.overlap: false, or remove gen_batch.",
+    ),
+    Relation(
         keys=("ppo.filter_groups", "ppo.algorithm", "ppo.group", "job.program"),
         rule="must be false for an algorithm that compares no samples of one prompt",
         broken=lambda t: _ours(t) and t.ppo.filter_groups and t.ppo.algorithm not in GROUPED,

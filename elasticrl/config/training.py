@@ -60,6 +60,9 @@ class Ppo(Section):
     rollout. ALGORITHMS.md has their formulas."""
     batch: Count = 64
     """Samples of a step, of the whole job. More gives steadier gradients and longer steps."""
+    gen_batch: Count | None = None
+    """Samples generated in a step, of the whole job, of which filter_groups leaves batch at most. More fill the batch more
+    often, at more rollout. null: as many as batch."""
     mini_batch: Count = 32
     """Samples of an update, of the whole job. Fewer make more updates from each batch, each further off-policy."""
     micro_tokens: Count = 4096
@@ -132,7 +135,7 @@ class Ppo(Section):
     """Taken from the score of a sample that did not end by itself. More teaches to end in time."""
     filter_groups: bool = False
     """true leaves groups whose scores are all alike out of the updates, and out of the counts that losses are divided by, as
-    DAPO does. No other prompts are drawn in their place: a larger batch makes up for them."""
+    DAPO does. gen_batch draws others in their place."""
     mask_truncated: bool = False
     """true leaves samples that did not end by themselves out of the updates, and out of those counts. Their scores still count
     in their groups."""
@@ -153,6 +156,11 @@ class Ppo(Section):
     undesirable_weight: Positive = 1.0
     """kto's weight of bad answers. More avoids them harder."""
     kl: Kl = Kl()
+
+    @property
+    def generated(self) -> int:
+        """Samples generated in a step."""
+        return self.gen_batch or self.batch
 
 
 class Lora(Section):

@@ -120,7 +120,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
-            per_lane=ppo.batch // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+            per_lane=ppo.generated // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
         ),
         group=ppo.group,
     )  # fmt: skip

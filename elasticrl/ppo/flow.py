@@ -141,6 +141,8 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     ref = ("ref_logprobs",) if with_ref else ()
     values = ("values",) if with_critic else ()
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
+    # Where more is generated than trained on, scores choose.
+    scores_first = ("samples", "scores") if ppo.gen_batch else ("samples",)
     stages = [
         Stage(
             name="rollout",
@@ -151,10 +153,10 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
             keeps="always" if asked else "worth it",
         ),
         Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), keeps="always"),
-        Stage(name="logprobs", role="actor", reads=("samples",), writes=scored, weights="start"),
+        Stage(name="logprobs", role="actor", reads=scores_first, writes=scored, weights="start"),
     ]
     if with_ref:
-        stages.append(Stage(name="ref", role="ref", reads=("samples",), writes=ref, weights="frozen"))
+        stages.append(Stage(name="ref", role="ref", reads=scores_first, writes=ref, weights="frozen"))
     if with_critic and not tied:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
     gains = ("advantages", "returns") if with_critic else ("advantages",)

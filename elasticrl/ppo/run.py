@@ -148,8 +148,10 @@ class Run(Protocol):
     def leave_out(self) -> None:
         """In the loop's body, in place of the pass: its leaf is 0. Where passes are collectives all leave it out alike."""
 
-    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
-        """These samples enter the update that comes next: a line of the ledger, once the update is sealed."""
+    def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
+        """These samples enter the update that comes next, or are `filtered` out of it: a line of the ledger, once the update is
+        sealed.
+        """
 
     def update(
         self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False

@@ -168,13 +168,15 @@ class Trainer:
                 buffer.put(lane, advantages=advantages, returns=returns)
                 tally.spread("returns", returns, mask)
                 tally.spread("errors", returns - rows["values"], mask)
-            buffer.put(lane, kept=self._kept(rows))
+            asked, chosen = self._asked(lane), self._chosen(lane)
+            buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
-            tally.spread("advantages", rows["advantages"], mask)
             tally.spread("scores", rows["scores"].sum(1))
-            tally.spread("kl", divergence.sum(1))
-            tally.spread("kl_per_token", divergence.sum(1) / mask.sum(1).clamp(min=1))
-            tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
+            tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+            tally.spread("kl", divergence.sum(1)[chosen])
+            tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen])
+            gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
+            tally.spread("gap", gap[chosen], mask[chosen])
             tally.spread("length", mask.sum(1))
             tally.add(ended=rows["ended"].sum().item())
             self._tally_entries(lane, tally)
@@ -213,12 +215,20 @@ class Trainer:
             coef=coef,
         )
 
-    def _kept(self, rows: Rows) -> torch.Tensor:
-        """[samples]: what the updates learn from."""
-        ppo, kept = self.ppo, torch.ones_like(rows["ended"])
-        if ppo.filter_groups:
-            kept = kept & contested(rows["scores"].sum(1), ppo.group)
-        return kept & rows["ended"] if ppo.mask_truncated else kept
+    def _chosen(self, lane: int) -> torch.Tensor:
+        """The rows that are trained on: of more than a lane's part of the batch the first of groups that scored unlike."""
+        rows, most = self.run.buffer.rows[lane], self.ppo.batch // self.lanes
+        if len(rows["mask"]) <= most:
+            return torch.arange(len(rows["mask"]))
+        alike = ~contested(rows["scores"].sum(1), self.ppo.group)
+        return alike.to(torch.int8).argsort(stable=True)[:most].sort().values
+
+    def _asked(self, lane: int) -> torch.Tensor:
+        """[samples]: the chosen ones of groups that there is something to learn from."""
+        rows = self.run.buffer.rows[lane]
+        asked = torch.zeros(len(rows["mask"]), dtype=torch.bool)
+        asked[self._chosen(lane)] = True
+        return asked & contested(rows["scores"].sum(1), self.ppo.group) if self.ppo.filter_groups else asked
 
     def _divergence(self, policy: torch.Tensor, rows: Rows) -> torch.Tensor:
         kind = self.ppo.kl.estimator or ("k1" if self.ppo.kl.where == "reward" else "k3")
@@ -250,12 +260,24 @@ class Trainer:
                             self.run.leave_out()
                             tally.add(**dict.fromkeys(said.held, 0.0))
             for lane in dict.fromkeys(self.run.lanes):
-                chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
-                self.run.used(lane, number * ppo.epochs // count, chosen)
+                self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
             done = self.run.update(
                 lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip"
             )
             self._told(done, number, entries)
+
+    def _use(self, lane: int, number: int, index: torch.Tensor, *, each: int) -> None:
+        """Into the ledger: each sample once in an epoch of `each` updates, as used or as filtered. What is in none of them goes
+        with the first.
+        """
+        asked, ids = self._asked(lane), self.run.buffer.ids[lane]
+        filtered = index[~asked[index]].tolist()
+        if number % each == 0:
+            chosen = set(self._chosen(lane).tolist())
+            filtered += [i for i in range(len(ids)) if i not in chosen]
+        self.run.used(lane, number // each, [ids[i] for i in index[asked[index]].tolist()])
+        if filtered:
+            self.run.used(lane, number // each, [ids[i] for i in filtered], filtered=True)
 
     def _told(self, done: Mapping[str, Reduced], number: int, entries: Entries) -> None:
         """The means over the step's updates so far, without those that were skipped."""
@@ -346,10 +368,10 @@ class Trainer:
     def _orders(self, lane: int) -> list[torch.Tensor]:
         size = self.ppo.mini_batch // self.lanes
         streams = self.run.streams.at(update=0, lane=lane)
-        rows = len(self.run.buffer.rows[lane]["mask"])
-        return updates(
-            rows, size, self.ppo.batch // self.ppo.mini_batch, self.ppo.epochs, streams, unit=self.sizes.unit
-        )
+        chosen = self._chosen(lane)
+        count = self.ppo.batch // self.ppo.mini_batch
+        orders = updates(len(chosen), size, count, self.ppo.epochs, streams, unit=self.sizes.unit)
+        return [chosen[index] for index in orders]
 
     def _tally_entries(self, lane: int, tally: Tally) -> None:
         """How much each update's loss is a sum of: every lane must know of all before the first backward pass. And what the

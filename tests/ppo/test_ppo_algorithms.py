@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "DAPO": {
         "algorithm": "grpo", "group": 4, "clip_high": 0.28, "overlong_buffer": 2, "kl": {"where": "off"},
-        "scale_rewards": "batch", "filter_groups": True, "mask_truncated": True,
+        "scale_rewards": "batch", "filter_groups": True, "gen_batch": 2 * BATCH, "mask_truncated": True,
     },
     "RLOO with GSPO": {
         "algorithm": "rloo", "group": 4, "loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean", "clip_low": 0.01,
@@ -65,7 +65,10 @@ def test_an_algorithm_has_the_same_bits_alone_and_through_a_kill(tmp_path: Path,
                 gang.until_sealed(1)
                 strike(gang, "n1", "update", after_ms=3)
             gang.until_done()
-            found.append(outcome(gang, conf["ppo"].get("group", 1)))
+            found.append(outcome(gang, conf["ppo"].get("group", 1), conf["ppo"].get("gen_batch", BATCH)))
+            drawn, trained = (conf["ppo"].get(name, BATCH) // 4 for name in ("gen_batch", "batch"))
+            filtered = audit(gang.run_dir).filtered
+            assert filtered >= STEPS * (drawn - trained), "each prompt is used or filtered, once"
     assert found[0] == found[1]
     assert len(set(found[0].values())) == STEPS + 1, "each step has trained"
 
@@ -99,9 +102,9 @@ def test_an_update_of_which_one_lane_is_not_finite_is_skipped_by_all_workers_and
     assert found[0] == found[1] == found[2]
 
 
-def outcome(gang: Nodes, group: int) -> dict[int, str]:
+def outcome(gang: Nodes, group: int, drawn: int = BATCH) -> dict[int, str]:
     told, used = read(gang.run_dir), audit(gang.run_dir)
     assert not told.findings, told.findings
     assert used.ok, used.sentence
-    assert (used.steps, used.samples) == (STEPS, STEPS * BATCH // group)
+    assert (used.steps, used.samples) == (STEPS, STEPS * drawn // group)
     return dict(told.steps)

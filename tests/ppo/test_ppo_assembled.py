@@ -91,6 +91,7 @@ CASES = {
             "algorithm": "grpo",
             "group": 4,
             "filter_groups": True,
+            "gen_batch": 64,
             "loss_agg_mode": "seq-mean-token-mean",
         },
     ),
@@ -225,15 +226,19 @@ def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
         assert terms["clip_fraction"] > 0
 
 
-def test_what_is_left_out_are_groups_that_scored_alike_and_answers_that_were_cut_off(ready):
+def test_what_is_left_out_are_groups_that_scored_alike_what_is_too_much_and_answers_that_were_cut_off(ready):
     ppo, buffer, kept = ready.ppo, ready.run.buffer, []
     for lane in ready.run.lanes:
-        names, rows = buffer.ids[lane], buffer.rows[lane]
-        for i, name in enumerate(names):
-            group = {score(other, True) for other in names if other.partition(".")[0] == name.partition(".")[0]}
-            asked = not ppo.filter_groups or len(group) > 1
-            kept.append(asked and bool(rows["ended"][i] or not ppo.mask_truncated))
-            assert bool(rows["kept"][i]) == kept[-1]
+        names, rows, most = buffer.ids[lane], buffer.rows[lane], ppo.batch // ready.lanes
+        groups = [
+            {score(other, True) for other in names if other.split(".")[0] == name.split(".")[0]} for name in names
+        ]
+        asked = [not ppo.filter_groups or len(group) > 1 for group in groups]
+        first = sorted(range(len(names)), key=lambda i, asked=asked: not asked[i])[:most]
+        ended = [bool(end or not ppo.mask_truncated) for end in rows["ended"]]
+        mine = [asked[i] and ended[i] and i in first for i in range(len(names))]
+        assert rows["kept"].tolist() == mine
+        kept += mine
     assert {*kept} == ({True, False} if ppo.filter_groups or ppo.mask_truncated else {True})
     assert buffer.facts["left_out"] == kept.count(False) / len(kept)
 

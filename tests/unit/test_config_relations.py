@@ -408,6 +408,22 @@ CASES = [
         "Remove it, or set algorithm: grpo.",
     ),
     Case(
+        "ppo.gen_batch",
+        "over batch",
+        ["ppo.gen_batch=64", "ppo.filter_groups=true", "ppo.algorithm=grpo", "ppo.group=8", "ppo.kl.where=loss"],
+        "it is 64, with 8 lanes, a group of 8, a batch of 64",
+        ["ppo.gen_batch=128"],
+        "Write gen_batch: 128, or remove it.",
+    ),
+    Case(
+        "ppo.gen_batch",
+        "without filter_groups",
+        ["ppo.gen_batch=128"],
+        "filter_groups is false, overlap false",
+        ["ppo.filter_groups=true", "ppo.algorithm=grpo", "ppo.group=8", "ppo.kl.where=loss"],
+        "Set filter_groups: true",
+    ),
+    Case(
         "ppo.filter_groups",
         "compares no samples of one prompt",
         ["ppo.filter_groups=true"],

@@ -34,6 +34,7 @@ class Audit:
     repeated: int  # records that were written again by the worker that took a lane over
     torn: int  # last lines that a kill cut short
     skipped: int = 0  # uses in updates that were left out, as something in them was not finite
+    filtered: int = 0  # of samples that an update was made without
     beyond: int = 0  # records of steps that were begun while this was read: they are left out
     duplicates: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -62,7 +63,8 @@ class Audit:
 
     @property
     def _left_out(self) -> str:
-        return f"; {self.skipped} of them in updates that were skipped" if self.skipped else ""
+        skipped = f"; {self.skipped} of them in updates that were skipped" if self.skipped else ""
+        return f"{skipped}; {self.filtered} of them filtered out" if self.filtered else skipped
 
     @property
     def _through(self) -> str:
@@ -150,10 +152,12 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         strange = sorted(there - uses)
         problems.extend(f"step {step}: {_use(use)} was used and is not among the step's samples" for use in strange)
     absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
+    through_last = [record for step, uses in used.items() if step <= last for record in uses.values()]
     return Audit(
-        steps=max(last - first + 1, 0), last=last, samples=sum(len(uses) for step, uses in used.items() if step <= last),
+        steps=max(last - first + 1, 0), last=last, samples=len(through_last),
         generations=len(read.lineages), superseded=len(known) - len(lie), repeated=read.repeated, torn=read.torn,
-        beyond=beyond, skipped=sum(r.skipped for step, uses in used.items() if step <= last for r in uses.values()),
+        beyond=beyond, skipped=sum(record.skipped for record in through_last),
+        filtered=sum(record.filtered for record in through_last),
         duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
         absent=tuple(absent),
     )  # fmt: skip

@@ -49,17 +49,19 @@ class Record:
     turn: int
     ids: tuple[SampleId, ...]
     skipped: bool = False  # the update was left out, as something in it was not finite
+    filtered: bool = False  # the update was made without them, as there was nothing to learn from them
 
     def to_json(self) -> list[Any]:
         """One row, short because there are many."""
         ids = [[sample.epoch, sample.index] for sample in self.ids]
         row = [*self.serial, self.generation, self.version.step, self.version.update, self.lane, self.turn, ids]
-        return [*row, 1] if self.skipped else row
+        marks = {"skipped": self.skipped, "filtered": self.filtered}
+        return [*row, *(mark for mark, holds in marks.items() if holds)]
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> "Record":
         """The reverse of `to_json`."""
-        writer, number, generation, step, update, lane, turn, ids, *skipped = row
+        writer, number, generation, step, update, lane, turn, ids, *marks = row
         return cls(
             serial=(str(writer), int(number)),
             generation=int(generation),
@@ -67,7 +69,8 @@ class Record:
             lane=int(lane),
             turn=int(turn),
             ids=tuple(SampleId(int(epoch), int(index)) for epoch, index in ids),
-            skipped=bool(skipped),
+            skipped="skipped" in marks,
+            filtered="filtered" in marks,
         )
 
 
@@ -117,9 +120,18 @@ class Ledger:
         )
 
     def record(
-        self, version: Version, lane: int, ids: Iterable[SampleId], *, turn: int = 0, skipped: bool = False
+        self,
+        version: Version,
+        lane: int,
+        ids: Iterable[SampleId],
+        *,
+        turn: int = 0,
+        skipped: bool = False,
+        filtered: bool = False,
     ) -> None:
-        """These samples of `lane` are part of the update that leads to `version`, or were, if it was `skipped`."""
+        """These samples of `lane` are part of the update that leads to `version`: or were, if it was `skipped`, or were looked
+        at and left out of it (`filtered`).
+        """
         if lane not in self._tail:
             raise DataError(
                 f"Lane {lane} is not carried here in generation {self._generation}: its samples belong in another ledger."
@@ -133,6 +145,7 @@ class Ledger:
             turn=turn,
             ids=tuple(ids),
             skipped=skipped,
+            filtered=filtered,
         )
         text = json.dumps(row.to_json(), separators=(",", ":"))
         self._tail[lane].append((version, text))
