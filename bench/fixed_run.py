@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from elasticrl.ppo.run import Buffer
+from elasticrl.runtime.alike import not_finite
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
@@ -130,22 +132,34 @@ class FixedRun:
         """The pass that is under way is none."""
         self._present.leave_out()
 
-    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
+    def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:  # noqa: ARG002
         """Into the ledger with the next update."""
         self._pending += [(self.streams.step, self.streams.update, epoch, lane, sample) for sample in ids]
 
-    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:  # noqa: ARG002
+    def update(
+        self,
+        *,
+        lr_factor: float,
+        max_norm: float | None,
+        keeps: bool = True,  # noqa: ARG002
+        skips: bool = False,
+    ) -> Mapping[str, Reduced]:
         """All roles reduce before any applies."""
         found = {role: strategy.reduce() for role, strategy in self.strategies.items()}
+        skipped = bool(not_finite(found, losses=True))
+        assert skips or not skipped, not_finite(found, losses=True)
         for strategy in self.strategies.values():
-            strategy.apply(lr_factor=lr_factor, max_norm=max_norm)
+            if skipped:
+                strategy.skip()
+            else:
+                strategy.apply(lr_factor=lr_factor, max_norm=max_norm)
             strategy.publish()
         for strategy in self.strategies.values():
             strategy.seal()
         self.ledger += self._pending
         self._pending = []
         self.streams = self.streams.at(update=self.streams.update + 1)
-        return found
+        return {role: replace(reduced, skipped=skipped) for role, reduced in found.items()}
 
     def digest(self) -> str:
         """Of all trained roles' parameters and optimizer state. Collective."""

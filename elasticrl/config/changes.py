@@ -50,6 +50,7 @@ REFUSED = (
     "lanes.count",
     "ppo.algorithm",
     "ppo.batch",
+    "ppo.gen_batch",
     "ppo.group",
     "model.path",
     "model.ref_path",

@@ -21,6 +21,8 @@ from elasticrl.config.units import format_duration
 from elasticrl.contract.level import means_of
 
 OUR_TRAINER = "elasticrl.ppo"
+GIVEN = ("dpo", "kto", "sft")  # algorithms whose answers are in the data
+GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")  # that compare the samples of one prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,7 @@ def _somewhere_float32(t: Tree) -> bool:
 
 
 def _generates(t: Tree) -> bool:
-    return _ours(t) and t.ppo.algorithm in {"ppo", "grpo"}
+    return _ours(t) and t.ppo.algorithm not in GIVEN
 
 
 def _multiple(number: int, unit: int) -> int:
@@ -624,10 +626,83 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.group", "ppo.algorithm", "job.program"),
-        rule="must be at least 2 for grpo, which compares samples of one prompt",
-        broken=lambda t: _ours(t) and t.ppo.algorithm == "grpo" and t.ppo.group < 2,
-        values=lambda t: f"it is {t.ppo.group}",
+        rule="must be at least 2 for an algorithm that compares samples of one prompt",
+        broken=lambda t: _ours(t) and t.ppo.algorithm in GROUPED and t.ppo.group < 2,
+        values=lambda t: f"it is {t.ppo.group}, with {t.ppo.algorithm}",
         remedy="Write group: 8.",
+    ),
+    Relation(
+        keys=("ppo.scale_rewards", "ppo.algorithm", "job.program"),
+        rule="must be group but for grpo: no other algorithm divides by a standard deviation of scores",
+        broken=lambda t: _ours(t) and t.ppo.algorithm != "grpo" and t.ppo.scale_rewards != "group",
+        values=lambda t: f"it is {t.ppo.scale_rewards}, with {t.ppo.algorithm}",
+        remedy="Remove it, or set algorithm: grpo.",
+    ),
+    Relation(
+        keys=("ppo.gen_batch", "ppo.batch", "ppo.group", "lanes.count", "job.program"),
+        rule="must be a multiple of lanes.count x group, and over batch",
+        broken=lambda t: (
+            _ours(t)
+            and t.ppo.gen_batch is not None
+            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.group) != 0)
+        ),
+        values=lambda t: (
+            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, a group of {t.ppo.group}, a batch of {t.ppo.batch}"
+        ),
+        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}, or remove it.",
+    ),
+    Relation(
+        keys=("ppo.gen_batch", "ppo.filter_groups", "rollout.overlap", "job.program"),
+        rule="must be null without filter_groups, which chooses from it, and with rollout.overlap, which halves a batch",
+        broken=lambda t: _ours(t) and t.ppo.gen_batch is not None and (not t.ppo.filter_groups or t.rollout.overlap),
+        values=lambda t: (
+            f"filter_groups is {str(t.ppo.filter_groups).lower()}, overlap {str(t.rollout.overlap).lower()}"
+        ),
+        remedy="Set filter_groups: true and rollout.overlap: false, or remove gen_batch.",
+    ),
+    Relation(
+        keys=("ppo.filter_groups", "ppo.algorithm", "ppo.group", "job.program"),
+        rule="must be false for an algorithm that compares no samples of one prompt",
+        broken=lambda t: _ours(t) and t.ppo.filter_groups and t.ppo.algorithm not in GROUPED,
+        values=lambda t: f"it is true, with {t.ppo.algorithm}",
+        remedy="Remove it, or set algorithm: grpo and group: 8.",
+    ),
+    Relation(
+        keys=("ppo.dual_clip", "ppo.loss_mode", "job.program"),
+        rule="must be null with cispo and sapo, whose losses of a negative advantage are bounded by themselves",
+        broken=lambda t: _ours(t) and t.ppo.dual_clip is not None and t.ppo.loss_mode in {"cispo", "sapo"},
+        values=lambda t: f"it is {t.ppo.dual_clip:g}, with {t.ppo.loss_mode}",
+        remedy="Remove it, or set loss_mode: vanilla.",
+    ),
+    Relation(
+        keys=("ppo.clip_low", "ppo.loss_mode", "job.program"),
+        rule="should be far smaller with gspo: a sample's ratio is the geometric mean of its tokens', and stays near 1",
+        broken=lambda t: _ours(t) and t.ppo.loss_mode == "gspo" and t.ppo.clip_low > 0.1,
+        values=lambda t: f"it is {t.ppo.clip_low:g}",
+        remedy="Write clip_low: 0.0003 and clip_high: 0.0004.",
+        level="warning",
+    ),
+    Relation(
+        keys=("ppo.overlong_buffer", "rollout.max_tokens", "job.program"),
+        rule="must not exceed rollout.max_tokens, of which it is the end",
+        broken=lambda t: _ours(t) and t.ppo.overlong_buffer > t.rollout.max_tokens,
+        values=lambda t: f"{t.ppo.overlong_buffer} is over {t.rollout.max_tokens}",
+        remedy=lambda t: f"Write overlong_buffer: {max(t.rollout.max_tokens // 4, 1)}.",
+    ),
+    Relation(
+        keys=("ppo.kl.estimator", "ppo.kl.where", "job.program"),
+        rule="must be k1, k2 or k3 in the reward, which has no gradient to send straight through",
+        broken=lambda t: _ours(t) and t.ppo.kl.where == "reward" and (t.ppo.kl.estimator or "").endswith("+"),
+        values=lambda t: f"it is {t.ppo.kl.estimator}",
+        remedy=lambda t: f"Write estimator: {(t.ppo.kl.estimator or '').removesuffix('+')}, or where: loss.",
+    ),
+    Relation(
+        keys=("ppo.kl.estimator", "ppo.kl.where", "job.program"),
+        rule="should be another than k1 in the loss, where k1's gradient is 0 in the mean: it holds nothing",
+        broken=lambda t: _ours(t) and t.ppo.kl.where == "loss" and t.ppo.kl.estimator == "k1",
+        values="it is k1",
+        remedy="Write estimator: k1+ (k2's gradient), or k3.",
+        level="warning",
     ),
     Relation(
         keys=("ppo.kl.where", "ppo.algorithm", "job.program"),

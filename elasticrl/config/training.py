@@ -32,7 +32,10 @@ class Kl(Section):
     """What holds the actor near the reference."""
 
     where: Literal["reward", "loss", "off"] = "reward"
-    """reward: k1 at each token of the reward; loss: k3 as a term of the loss; off: nowhere, and no reference is loaded."""
+    """reward: at each token of the reward; loss: as a term of the loss; off: nowhere, and no reference is loaded."""
+    estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] | None = None
+    """How it is estimated at each token. k1: the log ratio; k2: half its square; k3: ratio - 1 - log ratio; k1+ and k3+: that
+    value with k2's gradient, which is the divergence's, for the loss. null: k1 in the reward, k3 in the loss."""
     coef: Amount = 0.05
     """A factor. More stays nearer to the reference; less learns faster and drifts."""
     target: Positive | None = None
@@ -49,11 +52,17 @@ class Kl(Section):
 class Ppo(Section):
     """The algorithm and its optimizers."""
 
-    algorithm: Literal["ppo", "grpo", "dpo", "kto"] = "ppo"
-    """ppo: with a critic; grpo: advantages within groups of samples of one prompt, no critic; dpo, kto: from preferences,
-    no rollout."""
+    algorithm: Literal[
+        "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dpo", "kto", "sft"
+    ] = "ppo"
+    """ppo: with a critic; grpo, rloo, reinforce_plus_plus_baseline: advantages within groups of samples of one prompt;
+    reinforce_plus_plus: returns, whitened over the batch; dpo, kto: from preferences, no rollout; sft: on given answers, no
+    rollout. ALGORITHMS.md has their formulas."""
     batch: Count = 64
     """Samples of a step, of the whole job. More gives steadier gradients and longer steps."""
+    gen_batch: Count | None = None
+    """Samples generated in a step, of the whole job, of which filter_groups leaves batch at most. More fill the batch more
+    often, at more rollout. null: as many as batch."""
     mini_batch: Count = 32
     """Samples of an update, of the whole job. Fewer make more updates from each batch, each further off-policy."""
     micro_tokens: Count = 4096
@@ -62,8 +71,11 @@ class Ppo(Section):
     epochs: Count = 1
     """Passes over each batch. More learn more from each sample, further off-policy."""
     group: Count = 1
-    """Samples of each prompt. grpo compares them with each other and needs 2 at least; more compare better, at more
-    rollout."""
+    """Samples of each prompt. grpo, rloo and reinforce_plus_plus_baseline compare them with each other and need 2 at least;
+    more compare better, at more rollout."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What grpo divides advantages by. group: the standard deviation of the group's scores; batch: that of the batch's; none:
+    nothing, as Dr.GRPO, which does not favour prompts that are almost always or almost never answered well."""
     lr: Positive = 1e-6
     """The actor's learning rate. More learns faster until it breaks."""
     critic_lr: Positive = 1e-5
@@ -80,16 +92,32 @@ class Ppo(Section):
     """AdamW's decay. More pulls weights to 0."""
     max_grad_norm: Positive | None = 1.0
     """The norm that gradients are clipped to. Less tames spikes, at slower learning. null: not clipped."""
+    not_finite: Literal["stop", "skip"] = "stop"
+    """What an update does whose loss or gradient is NaN or infinite. stop: it ends the job, and nothing of it is applied; skip:
+    all workers leave it out, its samples count as used, and the ledger and the step's metric `skipped` say so."""
     gamma: Share = 1.0
     """The discount per token. Less looks less far ahead."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.95
     """GAE's lambda. Less trusts the critic more: less variance, more bias."""
     whiten: bool = True
-    """true scales advantages over the whole batch to mean 0, variance 1; false keeps the reward's scale."""
-    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """The ratio is clipped at 1 - this. Less moves the policy less for one update."""
+    """true scales advantages over the whole batch to mean 0, variance 1; false keeps the reward's scale. Of ppo and the two
+    reinforce_plus_plus; grpo and rloo are not whitened."""
+    loss_mode: Literal["vanilla", "gspo", "cispo", "sapo"] = "vanilla"
+    """The policy's loss. vanilla: PPO's clip of each token's ratio; gspo: of the whole sample's; cispo: the clipped ratio as a
+    constant weight, so that no token loses its gradient; sapo: a soft gate (tau_pos, tau_neg) in place of a clip."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How the actor's loss is averaged over an update. token-mean: over all tokens; the others: over samples, of which each
+    counts as the mean of its tokens, as their sum, or (norm) as their sum over rollout.max_tokens, as Dr.GRPO."""
+    clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
+    """The ratio is clipped at 1 - this. Less moves the policy less for one update. gspo: 0.0003, as its ratio is a sample's."""
     clip_high: Positive = 0.2
-    """The ratio is clipped at 1 + this. More than clip_low explores more."""
+    """The ratio is clipped at 1 + this. More than clip_low explores more, as DAPO's 0.28. gspo: 0.0004; cispo: 4."""
+    tau_pos: Positive = 1.0
+    """sapo's temperature where the advantage is positive. More fades sooner as the ratio leaves 1."""
+    tau_neg: Positive = 1.05
+    """sapo's temperature where it is not. More fades sooner."""
     dual_clip: Annotated[float, Gt(1)] | None = None
     """A factor: the loss of a negative advantage is bounded at this many times it. Less is more cautious. null: off."""
     log_ratio_limit: Positive = 20.0
@@ -105,9 +133,34 @@ class Ppo(Section):
     """The weight of the entropy bonus. More keeps answers more varied."""
     missing_eos_penalty: Amount = 0.0
     """Taken from the score of a sample that did not end by itself. More teaches to end in time."""
+    filter_groups: bool = False
+    """true leaves groups whose scores are all alike out of the updates, and out of the counts that losses are divided by, as
+    DAPO does. gen_batch draws others in their place."""
+    mask_truncated: bool = False
+    """true leaves samples that did not end by themselves out of the updates, and out of those counts. Their scores still count
+    in their groups."""
+    overlong_buffer: Whole = 0
+    """DAPO's overlong shaping: the last so many tokens of rollout.max_tokens cost a rising part of overlong_penalty. More warns
+    earlier. 0: off."""
+    overlong_penalty: Amount = 1.0
+    """What an answer of rollout.max_tokens loses with an overlong_buffer. More teaches to be brief."""
+    preference_loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
+    """dpo's loss. sigmoid: DPO's; hinge: flat beyond a margin; ipo: a squared distance from a margin, of means over tokens;
+    simpo: of mean log-probabilities, without a reference."""
     preference_beta: Positive = 0.1
-    """dpo's and kto's beta. More stays nearer to the reference."""
+    """dpo's and kto's beta. More stays nearer to the reference. simpo: 2 and more."""
+    simpo_gamma: Amount = 0.5
+    """simpo's margin: how much better the chosen answer must be. More pulls further."""
+    desirable_weight: Positive = 1.0
+    """kto's weight of good answers. Weight x number should be about the same for good and bad ones."""
+    undesirable_weight: Positive = 1.0
+    """kto's weight of bad answers. More avoids them harder."""
     kl: Kl = Kl()
+
+    @property
+    def generated(self) -> int:
+        """Samples generated in a step."""
+        return self.gen_batch or self.batch
 
 
 class Lora(Section):
@@ -293,7 +346,7 @@ class Data(Section):
     rejected: Text = "rejected"
     """The field of the worse answer, for dpo."""
     completion: Text = "completion"
-    """The field of the answer, for kto."""
+    """The field of the answer, for kto and sft."""
     label: Text = "label"
     """The field that says whether the answer was good, for kto."""
     chat_template: bool = True

@@ -18,6 +18,7 @@ import elasticrl
 from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
+from elasticrl.ppo.flow import compares
 from elasticrl.ppo.frozen import Frozen
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
@@ -94,7 +95,7 @@ def beside(tree: Tree, tokenizer: Any) -> None:
 
 
 def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
-    """PPO and GRPO: samples are generated and scored."""
+    """PPO, GRPO and their kin: samples are generated and scored."""
     tree = base.tree
     path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
@@ -119,7 +120,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
-            per_lane=ppo.batch // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+            per_lane=ppo.generated // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
         ),
         group=ppo.group,
     )  # fmt: skip
@@ -186,7 +187,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
 
 def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
-    """DPO and KTO: answers are given, so nobody generates and nobody scores."""
+    """DPO, KTO and SFT: answers are given, so nobody generates and nobody scores."""
     tree, ppo, lanes = base.tree, base.tree.ppo, base.tree.lanes.count
     path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
@@ -211,13 +212,11 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
             shuffle=tree.data.shuffle,
         )
     )  # fmt: skip
-    roles = Roles(
-        model=tree.model, actor=at_first(built), ref=frozen.model("ref", lambda: reference_of(tree)),
-        tokenizer=tokenizer, device=device,
-    )  # fmt: skip
+    reference = frozen.model("ref", lambda: reference_of(tree)) if compares(ppo) else None
+    roles = Roles(model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device)
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
-        answers=given.Feed(cursor, data), pad=tokenizer.pad_token_id,
+        given=given.Feed(cursor, data), pad=tokenizer.pad_token_id,
     )  # fmt: skip
     base.register(data=cursor)
 
@@ -398,7 +397,7 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
         step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
         micro_tokens=ppo.micro_tokens, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
-        loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss")),
+        loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss", report.metrics.get("loss"))),
         comm_s=comm.figures["waits"],
     )  # fmt: skip
     return comm, seen

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from elasticrl.config.training import Ppo
     from elasticrl.runtime.scalars import Moments
 
 EPSILON = 1e-8
+GROUP_EPSILON = 1e-4  # as TRL; beside the standard deviation of scores
+WHITENED = ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")  # where `ppo.whiten` says so
 
 
 def last_valid(mask: torch.Tensor) -> torch.Tensor:
@@ -30,14 +33,23 @@ def token_rewards(
     ended: torch.Tensor,
     *,
     penalty: float = 0.0,
+    overlong: torch.Tensor | None = None,
     kl: torch.Tensor | None = None,
     coef: float = 0.0,
 ) -> torch.Tensor:
     """Scores where they were placed, less the penalty on the last token of a response that did not end by itself (`ended`
-    [samples]), less coef x KL on each token. Zero where masked.
+    [samples]), less `overlong` [samples] on the last token, less coef x KL on each token. Zero where masked.
     """
-    rewards = torch.where(last_valid(mask) & ~ended[:, None], scores - penalty, scores)
+    last = last_valid(mask)
+    rewards = torch.where(last & ~ended[:, None], scores - penalty, scores)
+    if overlong is not None:
+        rewards = torch.where(last, rewards - overlong[:, None].to(rewards.dtype), rewards)
     return torch.where(mask, rewards if kl is None else rewards - coef * kl, 0.0)
+
+
+def overlong_penalties(mask: torch.Tensor, *, most: int, buffer: int, factor: float) -> torch.Tensor:
+    """DAPO's soft overlong punishment [samples]: 0 up to `most` - `buffer` tokens, then in a line up to `factor` at `most`."""
+    return factor * ((mask.sum(1).double() - (most - buffer)) / buffer).clamp(min=0.0)
 
 
 def gae(
@@ -67,18 +79,53 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
     return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
 
 
-def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
+def contested(scores: torch.Tensor, group: int) -> torch.Tensor:
+    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn."""
+    groups = _groups(scores, group)
+    return (groups != groups[:, :1]).any(1).repeat_interleave(group)
+
+
+def without_critic(rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> torch.Tensor:
+    """The advantages of an algorithm that has no critic, from the rewards of each token. reinforce_plus_plus has a return for
+    each token; the others have a baseline from the group's scores.
+    """
+    if ppo.algorithm == "reinforce_plus_plus":
+        return gae(rewards, torch.zeros_like(rewards), mask, gamma=ppo.gamma, lam=1.0)[0]
+    scores = rewards.sum(1)
+    if ppo.algorithm == "rloo":
+        return leave_one_out(scores, mask, ppo.group)
+    scaled = ppo.algorithm == "grpo" and ppo.scale_rewards == "group"
+    return group_advantages(scores, mask, ppo.group, scaled=scaled)
+
+
+def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int, *, scaled: bool = True) -> torch.Tensor:
     """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
 
-    Samples of a group are neighbours: rows 0 to group - 1 are the first. It is divided by the group's standard deviation, which
-    favours prompts that are almost always, or almost never, answered well.
+    Samples of a group are neighbours: rows 0 to group - 1 are the first. `scaled` divides by the group's standard deviation,
+    which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out.
     """
-    assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
-    groups = scores.view(-1, group)
+    groups = _groups(scores, group)
     gain = groups - groups.mean(1, keepdim=True)
-    if group > 1 and len(scores):
-        gain = gain / (groups.std(1, keepdim=True) + 1e-4)
+    if scaled and group > 1 and len(scores):
+        gain = gain / (groups.std(1, keepdim=True) + GROUP_EPSILON)
     return torch.where(mask, gain.reshape(-1, 1), 0.0)
+
+
+def leave_one_out(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
+    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample."""
+    groups = _groups(scores, group)
+    others = (groups.sum(1, keepdim=True) - groups) / max(group - 1, 1)
+    return torch.where(mask, (groups - others).reshape(-1, 1), 0.0)
+
+
+def over_batch(advantages: torch.Tensor, scores: Moments) -> torch.Tensor:
+    """Divided by the standard deviation of the scores of the *whole* batch."""
+    return advantages / (scores.std(unbiased=True) + GROUP_EPSILON)
+
+
+def _groups(scores: torch.Tensor, group: int) -> torch.Tensor:
+    assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
+    return scores.view(-1, group)
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:

@@ -136,14 +136,17 @@ class ElasticRun:
         assert self._lane is not None
         self._lane.leave_out()
 
-    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
+    def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
         prompts = [name.partition(".") for name in ids]
-        self.base.used(lane, [_sample(name) for name, _, member in prompts if member in ("", "0")], turn=epoch)
+        found = [_sample(name) for name, _, member in prompts if member in ("", "0")]
+        self.base.used(lane, found, turn=epoch, filtered=filtered)
 
-    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:
+    def update(
+        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
+    ) -> Mapping[str, Reduced]:
         """As Run's."""
-        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps)
+        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps, skips=skips)
         assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
         return found
 

@@ -391,7 +391,7 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
     """Of our own engine, wherever that runs."""
     if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine != engine:
         return []
-    rows = max(-(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
+    rows = max(-(-tree.ppo.generated // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
     tokens = tree.data.max_prompt + tree.rollout.max_tokens
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
@@ -536,7 +536,7 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
     ppo, times = tree.ppo, tree.timeouts
     shape = {role.name: role.shape for role in roles}
     lanes = -(-tree.lanes.count // world)
-    rows = ppo.batch // tree.lanes.count
+    rows = ppo.generated // tree.lanes.count
     prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
     length, samples = prompt + answer, lanes * rows
     tokens = samples * length

@@ -24,7 +24,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "logprobs": ("logprobs",),
     "ref_logprobs": ("ref_logprobs",),
     "values": ("values",),
-    "advantages": ("advantages",),
+    "advantages": ("advantages", "kept"),
     "returns": ("returns",),
 }
 
@@ -134,13 +134,15 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     where the engine is `apart`, beside everything that follows the rollout, the update included. Scores that are `asked` of a
     model or an endpoint take their time, in which a fault must not cost the rollout.
     """
-    if ppo.algorithm in ("dpo", "kto"):
-        return _preference(ppo.algorithm)
+    if ppo.algorithm in ("dpo", "kto", "sft"):
+        return _given(ppo)
     with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
     trained = ("actor", "critic") if with_critic and not tied else ("actor",)
     ref = ("ref_logprobs",) if with_ref else ()
     values = ("values",) if with_critic else ()
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
+    # Where more is generated than trained on, scores choose.
+    scores_first = ("samples", "scores") if ppo.gen_batch else ("samples",)
     stages = [
         Stage(
             name="rollout",
@@ -151,10 +153,10 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
             keeps="always" if asked else "worth it",
         ),
         Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), keeps="always"),
-        Stage(name="logprobs", role="actor", reads=("samples",), writes=scored, weights="start"),
+        Stage(name="logprobs", role="actor", reads=scores_first, writes=scored, weights="start"),
     ]
     if with_ref:
-        stages.append(Stage(name="ref", role="ref", reads=("samples",), writes=ref, weights="frozen"))
+        stages.append(Stage(name="ref", role="ref", reads=scores_first, writes=ref, weights="frozen"))
     if with_critic and not tied:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
     gains = ("advantages", "returns") if with_critic else ("advantages",)
@@ -181,14 +183,23 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     return Flow(name=ppo.algorithm, given=("prompts",), stages=tuple(stages), trained=trained)
 
 
-def _preference(name: str) -> Flow:
-    """Given answers, a reference, an update."""
-    stages = [Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen")]
-    reads: tuple[str, ...] = ("answers", "ref_logprobs")
-    if name == "kto":
+def compares(ppo: Ppo) -> bool:
+    """Whether an algorithm on given answers needs a reference."""
+    return ppo.algorithm == "kto" or (ppo.algorithm == "dpo" and ppo.preference_loss != "simpo")
+
+
+def _given(ppo: Ppo) -> Flow:
+    """Given answers, a reference where one is compared with, an update."""
+    first = "ref" if compares(ppo) else "update"  # the phase that the answers are read in
+    stages = [Stage(name="answers", role="job", reads=("records",), writes=("answers",), phase=first)]
+    reads: tuple[str, ...] = ("answers",)
+    if compares(ppo):
+        stages.append(Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen"))
+        reads += ("ref_logprobs",)
+    if ppo.algorithm == "kto":
         stages.append(
             Stage(name="baseline", role="actor+ref", reads=("answers",), writes=("baseline",), weights="start")
         )
         reads += ("baseline",)
     stages.append(Stage(name="update", role="actor", reads=reads, writes=("weights",)))
-    return Flow(name=name, given=("answers",), stages=tuple(stages), trained=("actor",))
+    return Flow(name=ppo.algorithm, given=("records",), stages=tuple(stages), trained=("actor",))

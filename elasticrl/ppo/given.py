@@ -1,4 +1,4 @@
-"""Answers that are given: pairs of a better and a worse one for DPO, single ones with a verdict for KTO.
+"""Answers that are given: pairs of a better and a worse one for DPO, single ones with a verdict for KTO, single ones for SFT.
 
 The idea: a record becomes one or two answers to its prompt, in tokens; a record that does not fit is left out and counted, like
 a prompt that is too long. Which record comes when is the cursor's affair, and its name is in its answers', for the ledger.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Data
     from elasticrl.runtime.data.cursor import Cursor
 
-PER_RECORD = {"dpo": 2, "kto": 1}  # answers
+PER_RECORD = {"dpo": 2, "kto": 1, "sft": 1}  # answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Answers:
         prompt, *rest = self._rows[number]
         if self._algorithm == "dpo":
             return Told(prompt=prompt, answers=tuple(rest), good=(True, False))
-        answer, (label,) = rest
-        return Told(prompt=prompt, answers=(answer,), good=(bool(label),))
+        answer, label = (*rest, (1,))[:2]
+        return Told(prompt=prompt, answers=(answer,), good=(bool(label[0]),))
 
 
 class Feed:
@@ -79,13 +79,13 @@ def load(
     ends: Sequence[int] = (),
     keep: Path | None = None,
 ) -> Answers:
-    """What `data` of the configuration names, for dpo or kto; each answer ends with one of the tokens that end one (`ends`, the
-    tokenizer's if empty), which is what the policy should say there. Tokens are kept in the folder `keep`, for the next process
-    that wants them.
+    """What `data` of the configuration names, for dpo, kto or sft; each answer ends with one of the tokens that end one
+    (`ends`, the tokenizer's if empty), which is what the policy should say there. Tokens are kept in the folder `keep`, for
+    the next process that wants them.
     """
     ends = tuple(ends) or (tokenizer.eos_token_id,)
     found = records(data)
-    read = {"dpo": _pair, "kto": _single}[algorithm]
+    read = {"dpo": _pair, "kto": _single, "sft": _plain}[algorithm]
     work = partial(
         _told, data=data, tokenizer=tokenizer, read=read, answer_tokens=answer_tokens,
         ends=ends, turn=turn_end(tokenizer, ends),
@@ -149,6 +149,10 @@ def _single(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], Ro
     if not isinstance(label, bool | int):
         raise DataError(f"record {place} of {data.path} has the label {label!r}; it must be true or false")
     return (said(_field(record, data.completion, "completion", place, data)),), ((int(bool(label)),),)
+
+
+def _plain(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], Row]:
+    return (said(_field(record, data.completion, "completion", place, data)),), ()
 
 
 def _field(record: Mapping[str, Any], name: str, key: str, place: int, data: Data) -> Any:

@@ -1,11 +1,12 @@
-"""The divergence from the reference: two estimators of it, and the coefficient that weighs it.
+"""The divergence from the reference: estimators of it, and the coefficient that weighs it.
 
 The idea: the coefficient of a step is a function of what is recorded, not of how often it was asked for. The controller keeps
 the step it last measured and the coefficient before and after, so a step that is run again after a fault finds the
 coefficient it had, and measuring it twice changes nothing.
 
 Estimators take log-probabilities [samples, tokens] of the same tokens by policy and reference. k1 is unbiased and may be
-negative; k3 has the same mean, less variance, is never negative, and has a useful gradient.
+negative; k3 has the same mean, less variance, and is never negative. Neither's gradient is the divergence's in the mean (k1's
+is 0): k2's is. So k1+ and k3+ have the value of k1 and k3 and the gradient of k2 (straight through).
 """
 
 from __future__ import annotations
@@ -24,6 +25,25 @@ def k3(policy: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor, *, limit: fl
     """The ratio - 1 - log ratio of reference over policy: for the loss. Clamped to `limit`, and 0 where masked."""
     log_ratio = torch.where(mask, ref - policy, 0.0).clamp(-20.0, 20.0)
     return (log_ratio.exp() - 1 - log_ratio).clamp(max=limit)
+
+
+def k2(policy: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """Half the squared log ratio: biased, with the right gradient."""
+    return 0.5 * (policy - ref).square()
+
+
+def estimate(
+    kind: str, policy: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor, *, limit: float = 10.0
+) -> torch.Tensor:
+    """The estimator of this name: k1, k2, k3, or k1+ and k3+. 0 where masked."""
+    policy, ref = torch.where(mask, policy, 0.0), torch.where(mask, ref, 0.0)
+    value = {
+        "k1": lambda: k1(policy, ref), "k2": lambda: k2(policy, ref), "k3": lambda: k3(policy, ref, mask, limit=limit),
+    }[kind.removesuffix("+")]()  # fmt: skip
+    if not kind.endswith("+"):
+        return value
+    slope = k2(policy, ref)
+    return slope - slope.detach() + value.detach()
 
 
 class Coefficient:

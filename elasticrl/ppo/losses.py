@@ -2,16 +2,24 @@
 
 The idea: a lane never divides. Every term comes as a `Sum`, a total over the lane's valid tokens beside their number, and who
 knows the number in the whole mini-batch divides by that. So a token weighs the same in whatever lane it lies, an empty lane
-adds zero, and a mean of means cannot happen.
+adds zero, and a mean of means cannot happen. A mean of each sample (`summed`) is no exception: a sample is whole in its pass.
+
+The surrogates of a ratio (`SURROGATES`) are one function each; docs/ALGORITHMS.md has their formulas.
 
 Shapes are [samples, tokens] unless said otherwise; `mask` is true for the tokens that the policy chose.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from elasticrl.config.training import Ppo
+
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 class Sum(NamedTuple):
@@ -25,17 +33,42 @@ class Sum(NamedTuple):
         return self.total / max(count, 1.0)
 
 
+class Entries(NamedTuple):
+    """What the terms of a whole mini-batch are divided by. Example: Entries(tokens=4096.0, samples=32.0)"""
+
+    tokens: float  # valid ones; of preferences, pairs or answers
+    samples: float  # that have a valid token
+
+    def of(self, aggregation: Aggregation, *, most: int) -> float:
+        """The count of an aggregation; `most` tokens are an answer's at most. 1 of nothing."""
+        if aggregation == "token-mean":
+            return max(self.tokens, 1.0)
+        return max(self.samples, 1.0) * (most if aggregation == "seq-mean-token-sum-norm" else 1)
+
+
 class PolicyLoss(NamedTuple):
-    """The clipped surrogate, and what the clipping did."""
+    """The surrogate, and what the clipping did."""
 
     loss: Sum
-    clipped: Sum  # tokens whose gradient the clip removed
+    clipped: Sum  # tokens whose gradient the clip removed; for cispo, whose weight it cut
     approx_kl: Sum  # (ratio - 1) - log ratio: never negative, unlike the mean log ratio
 
 
 def masked(values: torch.Tensor, mask: torch.Tensor) -> Sum:
     """The sum over valid entries. What is under the mask may be anything, NaN too."""
     return Sum(torch.where(mask, values, 0.0).sum(), mask.sum())
+
+
+def summed(values: torch.Tensor, mask: torch.Tensor, aggregation: Aggregation = "token-mean") -> Sum:
+    """What a loss adds up to: tokens beside their number, or samples (of those that have a valid token) beside theirs. A sample
+    counts as the mean of its tokens, or as their sum.
+    """
+    found = masked(values, mask)
+    if aggregation == "token-mean":
+        return found
+    if aggregation == "seq-mean-token-mean":
+        return Sum((torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp(min=1)).sum(), mask.any(1).sum())
+    return Sum(found.total, mask.any(1).sum())
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -60,37 +93,73 @@ def wide(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+class Surrogate(NamedTuple):
+    """[samples, tokens] each."""
+
+    loss: torch.Tensor
+    clipped: torch.Tensor  # true where the clip bit
+
+
 def policy_loss(
     new: torch.Tensor,
     old: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    log_ratio_limit: float = 20.0,
+    ppo: Ppo,
     weights: torch.Tensor | None = None,
 ) -> PolicyLoss:
-    """PPO's surrogate. The ratio is clipped to [1 - clip_low, 1 + clip_high]; with `dual_clip` the loss of a negative advantage
-    is at most that many times its size, since the plain clip leaves it unbounded. `weights` are `importance_weights`.
-    """
+    """The surrogate that `ppo.loss_mode` names, of the ratio of new over old policy. `weights` are `importance_weights`."""
     # Masked before exp, not after: the gradient of exp at a padding token could be inf, and 0 x inf is NaN.
-    log_ratio = torch.where(mask, new - old, 0.0).clamp(-log_ratio_limit, log_ratio_limit)
+    log_ratio = torch.where(mask, new - old, 0.0).clamp(-ppo.log_ratio_limit, ppo.log_ratio_limit)
     gain = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.exp()
-    free = -gain * ratio
-    held = -gain * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(free, held)
-    if dual_clip is not None:
-        loss = torch.where(gain < 0, torch.minimum(loss, -gain * dual_clip), loss)
+    loss, clipped = SURROGATES[ppo.loss_mode](log_ratio, torch.where(mask, new, 0.0), gain, mask, ppo)
     if weights is not None:
         loss = loss * weights
     return PolicyLoss(
-        loss=masked(loss, mask),
-        clipped=masked((held > free).to(loss.dtype), mask),
-        approx_kl=masked((ratio - 1 - log_ratio).detach(), mask),
+        loss=summed(loss, mask, ppo.loss_agg_mode),
+        clipped=masked(clipped.to(loss.dtype), mask),
+        approx_kl=masked((log_ratio.exp() - 1 - log_ratio).detach(), mask),
     )
+
+
+def _clip(log_ratio: torch.Tensor, _new: torch.Tensor, gain: torch.Tensor, _mask: torch.Tensor, ppo: Ppo) -> Surrogate:
+    """PPO's. The ratio is clipped to [1 - clip_low, 1 + clip_high]; with `dual_clip` the loss of a negative advantage is at
+    most that many times its size, since the plain clip leaves it unbounded.
+    """
+    ratio = log_ratio.exp()
+    free = -gain * ratio
+    held = -gain * ratio.clamp(1 - ppo.clip_low, 1 + ppo.clip_high)
+    loss = torch.maximum(free, held)
+    if ppo.dual_clip is not None:
+        loss = torch.where(gain < 0, torch.minimum(loss, -gain * ppo.dual_clip), loss)
+    return Surrogate(loss, held > free)
+
+
+def _gspo(log_ratio: torch.Tensor, new: torch.Tensor, gain: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> Surrogate:
+    """PPO's, of the sample's ratio: the geometric mean of its tokens'. As GSPO-token, whose gradient is GSPO's where the tokens
+    of a sample have one advantage: the value is the sample's, and the gradient is each token's own.
+    """
+    of_sample = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return _clip(of_sample.detach() + (new - new.detach()), new, gain, mask, ppo)
+
+
+def _cispo(log_ratio: torch.Tensor, new: torch.Tensor, gain: torch.Tensor, _mask: torch.Tensor, ppo: Ppo) -> Surrogate:
+    """The clipped ratio is a constant weight of the token's log-probability: no token's gradient is lost."""
+    ratio = log_ratio.exp().detach()
+    weight = ratio.clamp(1 - ppo.clip_low, 1 + ppo.clip_high)
+    return Surrogate(-weight * gain * new, ratio != weight)
+
+
+def _sapo(log_ratio: torch.Tensor, _new: torch.Tensor, gain: torch.Tensor, _mask: torch.Tensor, ppo: Ppo) -> Surrogate:
+    """A soft gate in place of a clip: the gradient fades as the ratio leaves 1, sooner for a negative advantage."""
+    tau = gain.new_tensor((ppo.tau_pos, ppo.tau_neg))[(gain <= 0).long()]
+    gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
+    return Surrogate(-gate * gain, torch.zeros_like(gain, dtype=torch.bool))
+
+
+SURROGATES: Mapping[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Ppo], Surrogate]] = {
+    "vanilla": _clip, "gspo": _gspo, "cispo": _cispo, "sapo": _sapo,
+}  # fmt: skip
 
 
 def value_loss(

@@ -1,4 +1,5 @@
-"""DPO and KTO as a step: given answers, a reference, an update. The same trainer, other stages and another loss.
+"""DPO, KTO and SFT as a step: given answers, a reference where there is one, an update. The same trainer, other stages and
+another loss.
 
 The idea: an answer that was given is a sample that need not be generated. It lies in the buffer in the same rows, so blocks,
 mini-batches, lanes and forward passes are those of PPO.
@@ -6,13 +7,14 @@ mini-batches, lanes and forward passes are those of PPO.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticrl.ppo.losses import Sum
+from elasticrl.ppo.flow import compares
+from elasticrl.ppo.losses import Entries, Sum, masked, summed
 from elasticrl.ppo.preference import dpo_loss, kto_baseline, kto_loss, log_ratios
 from elasticrl.ppo.report import passing
 from elasticrl.ppo.rollout.inline import left_padded
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One answer of the data. For DPO the chosen and the rejected one of a pair follow each other.
+    """One answer of the data; `good` of the chosen one of a pair, which the rejected one follows, and of all for SFT.
 
     Example: Given(id="0/17+", prompt=(12, 3, 1, 13), answer=(1, 3, 11), good=True)
     """
@@ -39,24 +41,25 @@ class Given:
 
 
 class PreferenceTrainer(Trainer):
-    """`answers(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it."""
+    """`given(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it."""
 
     ppo: Ppo
 
-    def __init__(self, *args: Any, answers: Any, pad: int, **more: Any) -> None:
+    def __init__(self, *args: Any, given: Callable[[int, int], Sequence[Given]], pad: int, **more: Any) -> None:
         super().__init__(*args, feed=lambda _step, _lane: [], **more)
-        self.answers, self.pad = answers, pad
-        self.losses = {"actor": self.dpo if self.ppo.algorithm == "dpo" else self.kto}
+        self.given, self.pad = given, pad
+        self.losses = {"actor": {"dpo": self.dpo, "kto": self.kto, "sft": self.sft}[self.ppo.algorithm]}
 
-    def ref(self, stage: flow.Stage) -> None:
-        """The answers of this step, and the reference's log-probabilities of them."""
+    def answers(self, _stage: flow.Stage) -> None:
+        """The answers of this step."""
+        tallies = {}
         for lane in self.run.lanes:
-            given: Sequence[Given] = self.answers(self.run.streams.step, lane)
+            given = self.given(self.run.streams.step, lane)
             self.run.buffer.ids[lane] = [answer.id for answer in given]
             self.run.buffer.put(lane, good=torch.tensor([answer.good for answer in given]), **self._rows(given))
-        super().ref(stage)
-        if self.ppo.algorithm == "dpo":
-            self._count()
+            tallies[lane] = Tally()
+            self._tally_entries(lane, tallies[lane])
+        self.run.buffer.facts |= passing(self.run.exchange(tallies))
 
     def baseline(self, _stage: flow.Stage) -> None:
         """KTO measures gains against how far policy and reference are apart on answers to *other* prompts: each answer under
@@ -64,7 +67,7 @@ class PreferenceTrainer(Trainer):
         """
         swapped = {}
         for lane in self.run.lanes:
-            given: Sequence[Given] = self.answers(self.run.streams.step, lane)
+            given = self.given(self.run.streams.step, lane)
             prompts = [answer.prompt for answer in given]
             turned = prompts[1:] + prompts[:1]
             swapped[lane] = self._rows([replace(g, prompt=other) for g, other in zip(given, turned, strict=True)])
@@ -76,38 +79,43 @@ class PreferenceTrainer(Trainer):
             tallies[lane] = Tally()
             tallies[lane].spread("apart", log_ratios(policy, ref, swapped[lane]["mask"]))
         self.run.buffer.facts["baseline"] = kto_baseline(self.run.exchange(tallies).moments["apart"].mean)
-        self._count()
 
-    def dpo(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
+    def dpo(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """Rows 0 and 1 are a pair, and so on; a pair with padding in it is none."""
-        ratios = self._ratios(rows)
-        valid = rows["mask"].any(1)
-        term = dpo_loss(ratios[::2], ratios[1::2], valid[::2] & valid[1::2], beta=self.ppo.preference_beta)
+        ppo, mask = self.ppo, rows["mask"]
+        ref = rows["ref_logprobs"] if compares(ppo) else torch.zeros(mask.shape, device=mask.device)
+        ratios, lengths = log_ratios(self.roles.policy(rows)[0], ref, mask), mask.sum(1)
+        valid = (lengths > 0)[::2] & (lengths > 0)[1::2]
+        term = dpo_loss(
+            ratios[::2], ratios[1::2], valid, kind=ppo.preference_loss, beta=ppo.preference_beta, gamma=ppo.simpo_gamma,
+            lengths=(lengths[::2], lengths[1::2]),
+        )  # fmt: skip
         return self._say(term.loss, term.right, entries, tally)
 
-    def kto(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
+    def kto(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """Each answer for itself."""
-        baseline = self.run.buffer.facts["baseline"]
-        valid = rows["mask"].any(1)
-        term = kto_loss(self._ratios(rows), rows["good"], valid, baseline, beta=self.ppo.preference_beta)
+        ppo, baseline = self.ppo, self.run.buffer.facts["baseline"]
+        ratios = log_ratios(self.roles.policy(rows)[0], rows["ref_logprobs"], rows["mask"])
+        term = kto_loss(
+            ratios, rows["good"], rows["mask"].any(1), baseline,
+            beta=ppo.preference_beta, weights=(ppo.desirable_weight, ppo.undesirable_weight),
+        )  # fmt: skip
         return self._say(term.loss, term.right, entries, tally)
 
-    def _ratios(self, rows: Rows) -> torch.Tensor:
-        return log_ratios(self.roles.policy(rows)[0], rows["ref_logprobs"], rows["mask"])
+    def sft(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
+        """How unlikely the policy finds the answers."""
+        how, mask = self.ppo.loss_agg_mode, rows["mask"]
+        unlikely = -self.roles.policy(rows)[0]
+        tally.add(loss=masked(unlikely, mask).total)
+        return summed(unlikely, mask, how).over(entries.of(how, most=self.sizes.answer))
 
-    def _say(self, loss: Sum, right: Sum, entries: float, tally: Tally) -> torch.Tensor:
+    def _say(self, loss: Sum, right: Sum, entries: Entries, tally: Tally) -> torch.Tensor:
         tally.add(preference_loss=loss.total, right=right.total)
-        return loss.over(entries)
+        return loss.over(entries.tokens)
 
-    def _count(self) -> None:
-        tallies = {lane: Tally() for lane in self.run.lanes}
-        for lane, tally in tallies.items():
-            self._tally_entries(lane, tally)
-        self.run.buffer.facts |= passing(self.run.exchange(tallies))
-
-    def _entries(self, mask: torch.Tensor) -> float:
-        """Pairs, or answers."""
-        return len(mask) / self.sizes.unit
+    def _count(self, mask: torch.Tensor) -> float:
+        """Tokens; else pairs, or answers."""
+        return super()._count(mask) if self.ppo.algorithm == "sft" else len(mask) / self.sizes.unit
 
     def _rows(self, given: Sequence[Given]) -> Rows:
         before, after = self.sizes.prompt, self.sizes.answer

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.traffic import Cost
 
-SHOWN = ("reward", "kl", "preference_loss", "right")  # metrics in a step's line
+SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +195,7 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
+    found["left_out"] = whole.sums["left_out"] / max(m["scores"].count, 1.0)
     found["ended"] = whole.sums["ended"] / max(m["scores"].count, 1.0)
     return found | passing(whole)
 

@@ -148,10 +148,14 @@ class Run(Protocol):
     def leave_out(self) -> None:
         """In the loop's body, in place of the pass: its leaf is 0. Where passes are collectives all leave it out alike."""
 
-    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
-        """These samples enter the update that comes next: a line of the ledger, once the update is sealed."""
+    def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
+        """These samples enter the update that comes next, or are `filtered` out of it: a line of the ledger, once the update is
+        sealed.
+        """
 
-    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:
+    def update(
+        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
+    ) -> Mapping[str, Reduced]:
         """Applies all roles' gradients as one version, seals it, and goes on to the next update of this step. Without `keeps`
-        the step cannot be taken up from there.
+        the step cannot be taken up from there. With `skips` a loss or a gradient that is not finite is left out, on all ranks.
         """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
 ANSWER_S = 5.0  # for each answer of Weights & Biases, while training waits: two at its beginning, one at its end
-CURVES = ("reward", "kl", "preference_loss", "right")
+CURVES = ("reward", "kl", "preference_loss", "right", "loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.ppo import flow, kl
-from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
+from elasticrl.ppo.advantages import (
+    WHITENED,
+    contested,
+    gae,
+    over_batch,
+    overlong_penalties,
+    token_rewards,
+    whiten,
+    without_critic,
+)  # fmt: skip
 from elasticrl.ppo.batches import Block, Rows, blocks, nothing, take, updates
 from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
-from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
+from elasticrl.ppo.losses import (
+    Entries,
+    entropies,
+    importance_weights,
+    logprobs,
+    masked,
+    policy_loss,
+    summed,
+    value_loss,
+)  # fmt: skip
 from elasticrl.ppo.report import Report, facts_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Score, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
@@ -29,6 +47,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
+    from elasticrl.runtime.strategy import Reduced
 
 
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
@@ -59,7 +78,7 @@ class Trainer:
         asked = scorer is not None and not isinstance(scorer, Function)
         self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
-        self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
+        self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
             "critic": self.critic_loss,
         }
@@ -140,36 +159,80 @@ class Trainer:
             divergence = torch.zeros_like(rows["logprobs"])
             if "ref" in self.flow:
                 divergence = torch.where(mask, kl.k1(rows["logprobs"], rows["ref_logprobs"]), 0.0)
-            coef = self.coefficient.of(buffer.step) if ppo.kl.where == "reward" else 0.0
-            rewards = token_rewards(
-                rows["scores"], mask, rows["ended"], penalty=ppo.missing_eos_penalty, kl=divergence, coef=coef
-            )
-            if ppo.algorithm == "grpo":
-                buffer.put(lane, advantages=group_advantages(rewards.sum(1), mask, ppo.group))
+            rewards = self._rewards(rows)
+            if ppo.algorithm != "ppo":
+                buffer.put(lane, advantages=without_critic(rewards, mask, ppo))
+                tally.spread("sums", rewards.sum(1))
             else:
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
                 tally.spread("returns", returns, mask)
                 tally.spread("errors", returns - rows["values"], mask)
-            tally.spread("advantages", rows["advantages"], mask)
+            asked, chosen = self._asked(lane), self._chosen(lane)
+            buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
+            tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("scores", rows["scores"].sum(1))
-            tally.spread("kl", divergence.sum(1))
-            tally.spread("kl_per_token", divergence.sum(1) / mask.sum(1).clamp(min=1))
-            tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
+            tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+            tally.spread("kl", divergence.sum(1)[chosen])
+            tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen])
+            gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
+            tally.spread("gap", gap[chosen], mask[chosen])
             tally.spread("length", mask.sum(1))
             tally.add(ended=rows["ended"].sum().item())
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
-        if ppo.algorithm == "ppo" and ppo.whiten:
-            for lane in dict.fromkeys(self.run.lanes):
-                rows = buffer.rows[lane]
+        for lane in dict.fromkeys(self.run.lanes):
+            rows = buffer.rows[lane]
+            if ppo.algorithm in WHITENED and ppo.whiten:
                 buffer.put(lane, advantages=whiten(rows["advantages"], rows["mask"], whole.moments["advantages"]))
+            if ppo.algorithm == "grpo" and ppo.scale_rewards == "batch":
+                buffer.put(lane, advantages=over_batch(rows["advantages"], whole.moments["sums"]))
         buffer.facts |= facts_of(whole)
         if "ref" in self.flow:
             buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
         seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
         self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _rewards(self, rows: Rows) -> torch.Tensor:
+        """[samples, tokens]: scores, and what is taken from them."""
+        ppo, mask = self.ppo, rows["mask"]
+        overlong, divergence, coef = None, None, 0.0
+        if ppo.overlong_buffer:
+            overlong = overlong_penalties(
+                mask, most=self.sizes.answer, buffer=ppo.overlong_buffer, factor=ppo.overlong_penalty
+            )
+        if ppo.kl.where == "reward":
+            divergence = self._divergence(rows["logprobs"], rows)
+            coef = self.coefficient.of(self.run.buffer.step)
+        return token_rewards(
+            rows["scores"],
+            mask,
+            rows["ended"],
+            penalty=ppo.missing_eos_penalty,
+            overlong=overlong,
+            kl=divergence,
+            coef=coef,
+        )
+
+    def _chosen(self, lane: int) -> torch.Tensor:
+        """The rows that are trained on: of more than a lane's part of the batch the first of groups that scored unlike."""
+        rows, most = self.run.buffer.rows[lane], self.ppo.batch // self.lanes
+        if len(rows["mask"]) <= most:
+            return torch.arange(len(rows["mask"]))
+        alike = ~contested(rows["scores"].sum(1), self.ppo.group)
+        return alike.to(torch.int8).argsort(stable=True)[:most].sort().values
+
+    def _asked(self, lane: int) -> torch.Tensor:
+        """[samples]: the chosen ones of groups that there is something to learn from."""
+        rows = self.run.buffer.rows[lane]
+        asked = torch.zeros(len(rows["mask"]), dtype=torch.bool)
+        asked[self._chosen(lane)] = True
+        return asked & contested(rows["scores"].sum(1), self.ppo.group) if self.ppo.filter_groups else asked
+
+    def _divergence(self, policy: torch.Tensor, rows: Rows) -> torch.Tensor:
+        kind = self.ppo.kl.estimator or ("k1" if self.ppo.kl.where == "reward" else "k3")
+        return kl.estimate(kind, policy, rows["ref_logprobs"], rows["mask"], limit=self.ppo.kl.limit)
 
     def update(self, _stage: flow.Stage) -> None:
         """Mini-batches of several epochs. Each lane's loss is its sum over the count of the whole mini-batch."""
@@ -182,7 +245,7 @@ class Trainer:
         count = len(passes)
         keeps = self.flow.again(self.flow.made(buffer.done), updates=1) is not None
         for number in range(self.run.streams.update, count):
-            entries = buffer.facts[f"entries.{number}"]
+            entries = self._entries(number)
             for role in self.flow.trained:
                 with self.run.part(f"{role}_update"):
                     said = Tally()
@@ -197,62 +260,79 @@ class Trainer:
                             self.run.leave_out()
                             tally.add(**dict.fromkeys(said.held, 0.0))
             for lane in dict.fromkeys(self.run.lanes):
-                chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
-                self.run.used(lane, number * ppo.epochs // count, chosen)
-            done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps)
-            for role, reduced in done.items():
-                buffer.facts[f"{role}_norm"] = reduced.norm
-                for name, total in reduced.tally.sums.items():  # the mean over the step's updates so far
-                    buffer.facts[name] = (buffer.facts.get(name, 0.0) * number + total / max(entries, 1.0)) / (
-                        number + 1
-                    )
+                self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
+            done = self.run.update(
+                lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip"
+            )
+            self._told(done, number, entries)
+
+    def _use(self, lane: int, number: int, index: torch.Tensor, *, each: int) -> None:
+        """Into the ledger: each sample once in an epoch of `each` updates, as used or as filtered. What is in none of them goes
+        with the first.
+        """
+        asked, ids = self._asked(lane), self.run.buffer.ids[lane]
+        filtered = index[~asked[index]].tolist()
+        if number % each == 0:
+            chosen = set(self._chosen(lane).tolist())
+            filtered += [i for i in range(len(ids)) if i not in chosen]
+        self.run.used(lane, number // each, [ids[i] for i in index[asked[index]].tolist()])
+        if filtered:
+            self.run.used(lane, number // each, [ids[i] for i in filtered], filtered=True)
+
+    def _told(self, done: Mapping[str, Reduced], number: int, entries: Entries) -> None:
+        """The means over the step's updates so far, without those that were skipped."""
+        facts = self.run.buffer.facts
+        if any(reduced.skipped for reduced in done.values()):
+            facts["skipped"] = facts.get("skipped", 0.0) + 1.0
+            return
+        made = number - facts.get("skipped", 0.0)
+        for role, reduced in done.items():
+            facts[f"{role}_norm"] = reduced.norm
+            for name, total in reduced.tally.sums.items():
+                facts[name] = (facts.get(name, 0.0) * made + total / max(entries.tokens, 1.0)) / (made + 1)
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
         assert self.engine is not None
         self.engine.publish(self.run.version)
 
-    def actor_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
-        """The clipped surrogate, and what is added to it."""
-        ppo, mask = self.ppo, rows["mask"]
+    def actor_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
+        """The surrogate, and what is added to it."""
+        ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
+        count = entries.of(how, most=self.sizes.answer)
         logits, values = self.roles.logits(self.roles.actor, rows)
         new = logprobs(logits, response(rows), self.roles.temperature)
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, limit) if limit else None
-        term = policy_loss(
-            new,
-            rows["logprobs"],
-            rows["advantages"],
-            mask,
-            clip_low=ppo.clip_low,
-            clip_high=ppo.clip_high,
-            dual_clip=ppo.dual_clip,
-            log_ratio_limit=ppo.log_ratio_limit,
-            weights=weights,
-        )
-        loss = term.loss.over(entries)
+        term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
+        loss = term.loss.over(count)
         with torch.set_grad_enabled(ppo.entropy_coef > 0):
-            entropy = masked(entropies(logits, self.roles.temperature), mask)
+            entropy = entropies(logits, self.roles.temperature)
         if ppo.entropy_coef:
-            loss = loss - ppo.entropy_coef * entropy.over(entries)
+            loss = loss - ppo.entropy_coef * summed(entropy, mask, how).over(count)
         if ppo.kl.where == "loss":
             coef = self.coefficient.of(self.run.buffer.step)
-            loss = loss + coef * masked(kl.k3(new, rows["ref_logprobs"], mask, limit=ppo.kl.limit), mask).over(entries)
+            loss = loss + coef * summed(self._divergence(new, rows), mask, how).over(count)
         if values is not None and ppo.algorithm == "ppo":
             critic = value_loss(values, rows["values"], rows["returns"], mask, clip=ppo.value_clip)
-            loss = loss + ppo.value_coef * critic.over(entries)
+            loss = loss + ppo.value_coef * critic.over(entries.tokens)
             tally.add(value_loss=critic.total)
-        tally.add(policy_loss=term.loss.total, entropy=entropy.total)
+        # What is tallied is divided by the tokens later; the loss has a count of its own.
+        tally.add(policy_loss=term.loss.total * (entries.tokens / count), entropy=masked(entropy, mask).total)
         tally.add(clip_fraction=term.clipped.total, approx_kl=term.approx_kl.total)
         return loss
 
-    def critic_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
+    def critic_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """A separate critic's."""
         term = value_loss(
-            self.roles.values(rows)[0], rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip
+            self.roles.values(rows)[0],
+            rows["values"],
+            rows["returns"],
+            rows["mask"] & rows["kept"][:, None],
+            clip=self.ppo.value_clip,
         )
         tally.add(value_loss=term.total)
-        return term.over(entries)
+        return term.over(entries.tokens)
 
     # Lanes, blocks and forward passes.
 
@@ -288,10 +368,10 @@ class Trainer:
     def _orders(self, lane: int) -> list[torch.Tensor]:
         size = self.ppo.mini_batch // self.lanes
         streams = self.run.streams.at(update=0, lane=lane)
-        rows = len(self.run.buffer.rows[lane]["mask"])
-        return updates(
-            rows, size, self.ppo.batch // self.ppo.mini_batch, self.ppo.epochs, streams, unit=self.sizes.unit
-        )
+        chosen = self._chosen(lane)
+        count = self.ppo.batch // self.ppo.mini_batch
+        orders = updates(len(chosen), size, count, self.ppo.epochs, streams, unit=self.sizes.unit)
+        return [chosen[index] for index in orders]
 
     def _tally_entries(self, lane: int, tally: Tally) -> None:
         """How much each update's loss is a sum of: every lane must know of all before the first backward pass. And what the
@@ -299,10 +379,16 @@ class Trainer:
         """
         rows = self.run.buffer.rows[lane]
         for i, (index, its) in enumerate(zip(self._orders(lane), self._cut(lane), strict=True)):
-            tally.add(**{f"entries.{i}": self._entries(rows["mask"][index])})
+            mask = (rows["mask"] & rows["kept"][:, None])[index] if "kept" in rows else rows["mask"][index]
+            tally.add(**{f"entries.{i}": self._count(mask), f"entries.{i}.samples": float(mask.any(1).sum())})
             tally.add(tokens=rows["attention"][index].sum().item(), places=sum(block.places for block in its))
 
-    def _entries(self, mask: torch.Tensor) -> float:
+    def _entries(self, number: int) -> Entries:
+        """Of the whole mini-batch."""
+        facts = self.run.buffer.facts
+        return Entries(facts[f"entries.{number}"], facts[f"entries.{number}.samples"])
+
+    def _count(self, mask: torch.Tensor) -> float:
         return float(mask.sum())
 
     def _cut(self, lane: int) -> list[list[Block]]:

@@ -95,12 +95,23 @@ def check_buffers(
             )
 
 
-def check_finite(found: Mapping[str, Reduced], progress: Progress) -> None:
-    """The sum's norm, which all ranks know alike: each raises, so the failure is the program's and no single node's."""
-    odd = [f"{name} is {reduced.norm}" for name, reduced in found.items() if not isfinite(reduced.norm)]
+def not_finite(found: Mapping[str, Reduced], *, losses: bool = False) -> str:
+    """What of an update is not finite, or "": the sum's norm, and with `losses` what was tallied under a name that ends in
+    loss. All ranks know both alike, so all say the same.
+    """
+    norms = [f"of {name} is {reduced.norm}" for name, reduced in found.items() if not isfinite(reduced.norm)]
+    if norms:
+        return f"The norm of the gradient {', '.join(norms)}"
+    sums = [(name, value) for reduced in found.values() for name, value in reduced.tally.sums.items()]
+    odd = [f"{name} is {value}" for name, value in sums if losses and name.endswith("loss") and not isfinite(value)]
+    return f"The {', '.join(odd)}" if odd else ""
+
+
+def check_finite(odd: str, progress: Progress) -> None:
+    """Each rank raises, so the failure is the program's and no single node's."""
     if odd:
         raise NotFinite(
-            f"The norm of the gradient of {', of '.join(odd)} in update {progress.update} of step "
+            f"{odd} in update {progress.update} of step "
             f"{progress.step}: nothing of it was applied, and the state before it is kept. Look at what this update's "
             "loss is made of (a division by zero, a logarithm of 0, an overflow in half precision, a reward that is out of "
             "range), and at the steps before for a norm that grows: then lower the learning rate or clip (max_norm)."

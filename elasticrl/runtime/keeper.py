@@ -254,10 +254,10 @@ class Keeper:
         if found < self._copies:
             raise VaultError(f"{found} of {self._copies} buddies are known to this node's vault")
 
-    def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0) -> None:
-        """These samples went into the update that leads to `version`."""
+    def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0, **marks: bool) -> None:
+        """These samples went into the update that leads to `version`, unless the ledger's `marks` say otherwise."""
         with self._softly():
-            self.ledger.record(version, lane, ids, turn=turn)
+            self.ledger.record(version, lane, ids, turn=turn, **marks)
 
     # -- sealed
 

@@ -331,17 +331,26 @@ class Run:
         return self._now.passes(role)
 
     def update_all(
-        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool | None = None
+        self,
+        *,
+        scale: float = 1.0,
+        max_norm: float | None = None,
+        lr_factor: float = 1.0,
+        keeps: bool | None = None,
+        skips: bool | None = None,
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles: none applies before all of them are reduced everywhere. Without `keeps` the state after it
         is none that the step could be taken up from, and is not kept. None: it is one inside of `updates` only, as a body that
         does not know how many updates are made would make them all once more.
-        """
-        return self._now.update(scale=scale, max_norm=max_norm, lr_factor=lr_factor, keeps=keeps)
 
-    def used(self, lane: int, ids: Sequence[SampleId], turn: int = 0) -> None:
-        """These samples of a lane enter the next update."""
-        self._now.used.append((lane * self.parts_per_lane, turn, tuple(ids)))
+        A norm that is not finite ends the job; with `skips` all ranks leave the update out, and the ledger says so. Either, and
+        not None, looks also at the tallied sums whose names end in loss.
+        """
+        return self._now.update(scale=scale, max_norm=max_norm, lr_factor=lr_factor, keeps=keeps, skips=skips)
+
+    def used(self, lane: int, ids: Sequence[SampleId], turn: int = 0, *, filtered: bool = False) -> None:
+        """These samples of a lane enter the next update, or were looked at and left out of it (`filtered`)."""
+        self._now.used.append((lane * self.parts_per_lane, turn, tuple(ids), filtered))
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""

@@ -128,6 +128,13 @@ class Shard:
             apply(rule, self.state[part], self.next[part], self.grad[start:stop], scale=scale, count=self.version + 1)
         self.applied, self._other = True, self.version + 1
 
+    def pass_over(self) -> None:
+        """The next version is this one: its update is skipped."""
+        assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor given up"
+        self._other = None
+        self.next.copy_(self.state)
+        self.applied, self._other = True, self.version + 1
+
     def seal(self) -> None:
         """The next version is whole everywhere: it becomes this one, and this one's memory is free for the one after."""
         assert self.applied, "nothing was applied"

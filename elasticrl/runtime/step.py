@@ -7,6 +7,7 @@ cuts the step short, and is no error of the script's.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from elasticrl.runtime import alike
@@ -84,7 +85,7 @@ class Lane:
     def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
         """These samples enter the next update, for scripts that choose samples by themselves."""
         if not self.ghost:
-            self._body.used.append((self.index, turn, tuple(ids)))
+            self._body.used.append((self.index, turn, tuple(ids), False))
 
     def leave_out(self) -> None:
         """In place of the backward pass: there is none, and its leaf is 0. With `fsdp` all ranks leave out the same turns."""
@@ -105,7 +106,8 @@ class Body:
         self.sealing, self.generation, self.keeper = sealing, sealing.generation, sealing.keeper
         self.given, self.progress = sealing.given, sealing.progress
         self.guarded = False  # what cuts it short ends it at once
-        self.used: list[tuple[int, int, tuple[SampleId, ...]]] = []  # leaf, turn and samples of the next update
+        # Leaf, turn and samples of the next update, and whether it is made without them.
+        self.used: list[tuple[int, int, tuple[SampleId, ...], bool]] = []
         self._counted = False  # its updates are made in `updates`
         self._changed = False  # an update since the newest state that was kept, after which it could be taken up
         self._lane: Lane | None = None
@@ -168,20 +170,29 @@ class Body:
                 )
 
     def update(
-        self, *, scale: float, max_norm: float | None, lr_factor: float, keeps: bool | None
+        self, *, scale: float, max_norm: float | None, lr_factor: float, keeps: bool | None, skips: bool | None
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles. None: the step was cut short."""
         with self._cut_short():
             self.generation.check_cut()
-            found = self._reduce()
+            found, odd = self._reduce(losses=skips is not None)
+            if not skips:
+                alike.check_finite(odd, self.progress)
             live = [role.live for role in self.given.roles.values()]
             for strategy in live:
-                strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+                if odd:
+                    strategy.skip()
+                else:
+                    strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
             for strategy in live:
                 strategy.publish()
             for strategy in live:
                 strategy.seal()
-            self._count()
+            if odd:
+                where = f"update {self.progress.update} of step {self.progress.step}"
+                self.sealing.worker.say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
+                found = {name: replace(reduced, skipped=True) for name, reduced in found.items()}
+            self._count(skipped=bool(odd))
             self._changed = self._counted if keeps is None else keeps
         return None if self.generation.cut else found
 
@@ -219,8 +230,8 @@ class Body:
         self.keeper.loose()  # the script goes on, and may change in place what it registered
         self.sealing.part_inside()
 
-    def _reduce(self) -> dict[str, Reduced]:
-        """Up to the vote, which seals the state before this update."""
+    def _reduce(self, *, losses: bool) -> tuple[dict[str, Reduced], str]:
+        """Up to the vote, which seals the state before this update; and what of it is not finite."""
         self.sealing.await_copies()
         self.keeper.taken()
         self.generation.flag.check("update")  # a gang of one comes to no collective that would look
@@ -229,18 +240,17 @@ class Body:
         last = list(self.given.roles)[-1]
         for name, role in self.given.roles.items():
             found[name] = role.live.reduce(said if name == last else ())
-        if not self.sealing.hear(found[last].notes):
-            # else a gradient of corrupted parameters is no doing of the script's
-            alike.check_finite(found, self.progress)
-        return found
+        diverged = self.sealing.hear(found[last].notes)
+        # A gradient of corrupted parameters is no doing of the script's.
+        return found, "" if diverged else alike.not_finite(found, losses=losses)
 
-    def _count(self) -> None:
+    def _count(self, *, skipped: bool) -> None:
         """An update is made."""
         progress = self.progress
-        for leaf, turn, ids in self.used:
-            self.keeper.used(
-                Version(progress.step, progress.mark + 1), leaf // self.generation.parts_per_lane, ids, turn
-            )
+        version = Version(progress.step, progress.mark + 1)
+        for leaf, turn, ids, filtered in self.used:
+            lane = leaf // self.generation.parts_per_lane
+            self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered)
         self.used = []
         progress.update += 1
         progress.count += 1

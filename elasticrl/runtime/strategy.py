@@ -54,6 +54,7 @@ class Reduced:
     norm: float  # of the summed gradient, before any scale
     tally: Tally  # of all lanes; empty if no lane tallied anything
     notes: tuple[tuple[float, ...], ...] = ()  # what each rank had to say beside, in rank order
+    skipped: bool = False  # something was not finite, and the next version is the one before
 
 
 class Strategy(ABC):
@@ -122,6 +123,12 @@ class Strategy(ABC):
         self._reduced = self._vote(notes)
         self._done, self._tallies = [], {}
         return self._reduced
+
+    def skip(self) -> None:
+        """Phase two of an update that nobody makes: the next version is the one before."""
+        assert self._reduced is not None, "skip() comes after reduce()"
+        self.shard.pass_over()
+        self._reduced = None
 
     def apply(self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0) -> float:
         """Phase two: writes this rank's shard of the next version. The gradient is the lanes' sum times `scale`, clipped to

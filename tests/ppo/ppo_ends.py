@@ -3,6 +3,8 @@
 A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}: its worker dies so long after it has entered
 that phase, by a signal that nothing catches. With {"stay": true} it does nothing else meanwhile, as if the phase took so long.
 
+`$PPO_NAN`, [step, update, lane], makes the actor's loss NaN there.
+
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 
 As a sharded model is built, it says how many of those before, or a layer of theirs, were still in memory,
@@ -19,17 +21,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from elasticrl.ppo import __main__ as ppo
+from elasticrl.ppo.batches import Rows
+from elasticrl.ppo.elastic import ElasticRun
+from elasticrl.ppo.losses import Entries
 from elasticrl.ppo.rollout.engine import Request, Samples
 from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.run import Run
+from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.trained import Build
 
 enter = Run.phase
 given_as, reference_of = ppo.given_as, ppo.reference_of
 generate = TorchEngine.generate
+actor_loss = Trainer.actor_loss
 here: list[Run] = []  # this worker's
 
 
@@ -77,7 +86,15 @@ def given(strategy: str, make: Callable[[], nn.Module], *more: Any) -> nn.Module
     return found if isinstance(found, nn.Module) else cast("Build", counted("a role", found))
 
 
+def spoiled(trainer: Trainer, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
+    loss = actor_loss(trainer, rows, entries, tally)
+    run = cast("ElasticRun", trainer.run)
+    where = [run.streams.step, run.streams.update, run._lane.index // run.base.parts_per_lane if run._lane else -1]
+    return loss * float("nan") if where == json.loads(os.environ.get("PPO_NAN", "[]")) else loss
+
+
 def main() -> None:
+    Trainer.actor_loss = spoiled  # type: ignore[method-assign]
     Run.phase = phase  # type: ignore[method-assign]
     TorchEngine.generate = generating  # type: ignore[method-assign]
     ppo.given_as = given

@@ -56,7 +56,7 @@ def job(
         group=group,
         on_phase=on_phase or (lambda _name: None),
     )
-    per_lane = ppo.batch // lanes
+    per_lane = ppo.generated // lanes
     sampling = Sampling(
         prompt_tokens=6,
         max_tokens=4,

@@ -48,24 +48,56 @@ def clamp(x, lo, hi):
     return min(max(x, lo), hi)
 
 
-def policy(new, old, adv, mask, *, low, high, dual, limit, weights):
-    """(loss, clipped, approximate KL, tokens), summed over all rows."""
+def policy(
+    new,
+    old,
+    adv,
+    mask,
+    *,
+    low=0.2,
+    high=0.2,
+    dual=None,
+    limit=20.0,
+    weights=None,
+    mode="vanilla",
+    taus=(1.0, 1.05),
+    how="token-mean",
+):
+    """(loss, clipped, approximate KL), summed over all rows; the loss as `how` adds up."""
     loss = clipped = kl = 0.0
-    tokens = 0
     for row in range(len(mask)):
-        for t in range(len(mask[row])):
-            if not mask[row][t]:
-                continue
-            tokens += 1
-            d = clamp(new[row][t] - old[row][t], -limit, limit)
-            a, ratio = adv[row][t], exp(d)
-            term = max(-a * ratio, -a * clamp(ratio, 1 - low, 1 + high))
-            clipped += -a * clamp(ratio, 1 - low, 1 + high) > -a * ratio
-            if dual is not None and a < 0:
-                term = min(term, -a * dual)
-            loss += term * (weights[row][t] if weights is not None else 1.0)
-            kl += ratio - 1 - d
-    return loss, clipped, kl, tokens
+        places = [t for t in range(len(mask[row])) if mask[row][t]]
+        logs = {t: clamp(new[row][t] - old[row][t], -limit, limit) for t in places}
+        terms = []
+        for t in places:
+            a, d, w = adv[row][t], logs[t], weights[row][t] if weights is not None else 1.0
+            kl += exp(d) - 1 - d
+            ratio = exp(sum(logs.values()) / len(logs)) if mode == "gspo" else exp(d)
+            held = clamp(ratio, 1 - low, 1 + high)
+            if mode == "cispo":
+                term, bites = -held * a * new[row][t], held != ratio
+            elif mode == "sapo":
+                tau = taus[0] if a > 0 else taus[1]
+                term, bites = -a * 4 / tau * sigmoid(tau * (ratio - 1)), False
+            else:
+                term, bites = max(-a * ratio, -a * held), -a * held > -a * ratio
+                term = min(term, -a * dual) if dual is not None and a < 0 else term
+            clipped += bites
+            terms.append(term * w)
+        loss += sum(terms) / (max(len(terms), 1) if how == "seq-mean-token-mean" else 1)
+    return loss, clipped, kl
+
+
+def count(entries, how, most):
+    """What `how` divides by, of (tokens, samples)."""
+    tokens, samples = (max(float(x), 1.0) for x in entries)
+    return {"token-mean": tokens, "seq-mean-token-sum-norm": samples * most}.get(how, samples)
+
+
+def added(rows, mask, how):
+    """What `how` adds up."""
+    each = [valid(row, keep) for row, keep in zip(rows, mask, strict=True)]
+    return sum(sum(row) / (max(len(row), 1) if how == "seq-mean-token-mean" else 1) for row in each)
 
 
 def value(new, old, returns, mask, clip):
@@ -92,6 +124,19 @@ def k3(policy_lp, ref_lp, limit):
     return min(exp(d) - 1 - d, limit)
 
 
+def divergence(kind, policy_lp, ref_lp, limit):
+    d = policy_lp - ref_lp
+    return {"k1": d, "k2": d * d / 2, "k3": k3(policy_lp, ref_lp, limit)}[kind.removesuffix("+")]
+
+
+def divergence_slope(kind, policy_lp, ref_lp, limit):
+    """By policy_lp."""
+    d = policy_lp - ref_lp
+    if kind == "k3":
+        return 1 - exp(-d) if abs(d) < 20 and k3(policy_lp, ref_lp, limit) < limit else 0.0
+    return 1.0 if kind == "k1" else d
+
+
 def log_softmax(logits):
     top = max(logits)
     total = log(sum(exp(x - top) for x in logits)) + top
@@ -102,25 +147,52 @@ def entropy(logits):
     return -sum(exp(x) * x for x in log_softmax(logits))
 
 
-def group_row(scores, group):
+def group_row(scores, group, by="group"):
     found = []
     for start in range(0, len(scores), group):
         part = scores[start : start + group]
         mean = sum(part) / group
-        sd = sqrt(sum((x - mean) ** 2 for x in part) / (group - 1)) if group > 1 else 0.0
-        found += [(x - mean) / (sd + 1e-4) if group > 1 else x - mean for x in part]
+        sd = deviation(part if by == "group" else scores) + 1e-4
+        found += [(x - mean) / sd if group > 1 and by != "none" else x - mean for x in part]
     return found
+
+
+def deviation(values):
+    mean = sum(values) / len(values)
+    return sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - 1)) if len(values) > 1 else 0.0
+
+
+def others_row(scores, group):
+    """RLOO: each score less the mean of the others of its group."""
+    parts = [scores[start : start + group] for start in range(0, len(scores), group)]
+    return [x - sum(part[:i] + part[i + 1 :]) / (group - 1) for part in parts for i, x in enumerate(part)]
+
+
+def overlong(length, most, buffer, factor):
+    return -min(-(length - (most - buffer)) / buffer * factor, 0)
 
 
 def sigmoid(x):
     return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
 
 
-def dpo(chosen, rejected, keep, beta):
-    return sum(-log(sigmoid(beta * (c - r))) for c, r, k in zip(chosen, rejected, keep, strict=True) if k)
+def dpo(chosen, rejected, keep, beta, kind="sigmoid", gamma=0.0, lengths=None):
+    total = 0.0
+    for i in (i for i, k in enumerate(keep) if k):
+        c, r = chosen[i], rejected[i]
+        if kind in ("ipo", "simpo"):
+            c, r = c / max(lengths[0][i], 1), r / max(lengths[1][i], 1)
+        total += {
+            "sigmoid": lambda m: -log(sigmoid(beta * m)),
+            "hinge": lambda m: max(0.0, 1 - beta * m),
+            "ipo": lambda m: (m - 1 / (2 * beta)) ** 2,
+            "simpo": lambda m: -log(sigmoid(beta * m - gamma)),
+        }[kind](c - r)  # fmt: skip
+    return total
 
 
-def kto(ratios, good, keep, baseline, beta):
+def kto(ratios, good, keep, baseline, beta, weights=(1.0, 1.0)):
     return sum(
-        1 - sigmoid((beta if g else -beta) * (r - baseline)) for r, g, k in zip(ratios, good, keep, strict=True) if k
-    )
+        (weights[0] if g else weights[1]) * (1 - sigmoid((beta if g else -beta) * (r - baseline)))
+        for r, g, k in zip(ratios, good, keep, strict=True) if k
+    )  # fmt: skip

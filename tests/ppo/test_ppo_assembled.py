@@ -49,6 +49,57 @@ CASES = {
     "tied, KL in the loss": ("tied", {"kl": Kl(where="loss", coef=COEF)}),
     "grpo": ("separate", {"kl": Kl(where="loss", coef=COEF), "algorithm": "grpo", "group": 4}),
     "grpo, KL in the reward": ("separate", {"kl": Kl(coef=COEF), "algorithm": "grpo", "group": 4}),
+    "Dr.GRPO": (
+        "separate",
+        {
+            "kl": Kl(where="loss", coef=COEF, estimator="k2"),
+            "algorithm": "grpo",
+            "group": 4,
+            "scale_rewards": "none",
+            "loss_agg_mode": "seq-mean-token-sum-norm",
+            "overlong_buffer": 2,
+        },
+    ),
+    "GSPO": (
+        "separate",
+        {
+            "kl": Kl(coef=COEF),
+            "algorithm": "grpo",
+            "group": 4,
+            "scale_rewards": "batch",
+            "loss_mode": "gspo",
+            "loss_agg_mode": "seq-mean-token-mean",
+            "importance_limit": None,
+        },
+    ),
+    "SAPO over rloo": (
+        "separate",
+        {
+            "kl": Kl(coef=COEF, estimator="k2"),
+            "algorithm": "rloo",
+            "mask_truncated": True,
+            "group": 2,
+            "loss_mode": "sapo",
+            "dual_clip": None,
+            "loss_agg_mode": "seq-mean-token-sum",
+        },
+    ),
+    "DAPO": (
+        "separate",
+        {
+            "kl": Kl(where="loss", coef=COEF),
+            "algorithm": "grpo",
+            "group": 4,
+            "filter_groups": True,
+            "gen_batch": 64,
+            "loss_agg_mode": "seq-mean-token-mean",
+        },
+    ),
+    "reinforce++": ("separate", {"kl": Kl(coef=COEF), "algorithm": "reinforce_plus_plus"}),
+    "reinforce++ with a baseline": (
+        "separate",
+        {"kl": Kl(where="loss", coef=COEF), "algorithm": "reinforce_plus_plus_baseline", "group": 4},
+    ),
 }
 
 
@@ -56,8 +107,11 @@ class Stopped(Exception):
     pass
 
 
-def score(name):
-    """Of a sample, by its id alone."""
+def score(name, alike=False):
+    """Of a sample, by its id alone; with `alike` half of the groups have one score."""
+    group = name.partition(".")[0]
+    if alike and sum(map(ord, group)) % 2:
+        return 0.5
     return sum(ord(letter) * (1 + place) for place, letter in enumerate(name)) % 17 / 8 - 1
 
 
@@ -79,7 +133,9 @@ def ready(request, folders):
             raise Stopped
 
     trainer, run = job(folders["qwen2"], head=head, ppo=settings(**common | more), on_phase=stop)
-    trainer.scorer = Function("by id", lambda answers: [score(answer.id) for answer in answers])
+    trainer.scorer = Function(
+        "by id", lambda answers: [score(answer.id, settings(**common | more).filter_groups) for answer in answers]
+    )
     stopped_at(trainer, phases, "advantage")
     g = torch.Generator().manual_seed(3)
     for lane in run.lanes:
@@ -111,14 +167,27 @@ def test_advantages_and_returns_are_those_of_scores_penalties_and_kl(ready):
     rewards, values, masks = [], [], []
     for lane, its in rows.items():
         for i, name in enumerate(buffer.ids[lane]):
-            said = score(name) - (0.0 if its["ended"][i] else PENALTY)
-            kl = [a - b for a, b in zip(its["logprobs"][i], its["ref_logprobs"][i], strict=True)]
+            said = score(name, ppo.filter_groups) - (0.0 if its["ended"][i] else PENALTY)
+            if ppo.overlong_buffer and any(its["mask"][i]):
+                said -= reference.overlong(sum(its["mask"][i]), 4, ppo.overlong_buffer, ppo.overlong_penalty)
+            pairs = zip(its["logprobs"][i], its["ref_logprobs"][i], strict=True)
+            kl = [reference.divergence(ppo.kl.estimator or "k1", a, b, ppo.kl.limit) for a, b in pairs]
             rewards.append(reference.rewards_row(said, its["mask"][i], kl, coef))
             masks.append(its["mask"][i])
             values.append(its.get("values", its["mask"])[i])
-    if ppo.algorithm == "grpo":
-        whole = reference.group_row([sum(row) for row in rewards], ppo.group)
+    if ppo.algorithm == "reinforce_plus_plus":
+        zero = [0.0] * len(masks[0])
+        advantages = [
+            reference.gae_row(*row, zero, mask, ppo.gamma, 1.0)[0] for *row, mask in zip(rewards, masks, strict=True)
+        ]
+        advantages = reference.whiten_all(advantages, masks)
+    elif ppo.algorithm != "ppo":
+        scores, scale = [sum(row) for row in rewards], ppo.scale_rewards if ppo.algorithm == "grpo" else "none"
+        rloo = ppo.algorithm == "rloo"
+        whole = reference.others_row(scores, ppo.group) if rloo else reference.group_row(scores, ppo.group, scale)
         advantages = [[x if keep else 0.0 for keep in mask] for x, mask in zip(whole, masks, strict=True)]
+        if ppo.algorithm == "reinforce_plus_plus_baseline":
+            advantages = reference.whiten_all(advantages, masks)
     else:
         both = [reference.gae_row(*row, ppo.gamma, ppo.lam) for row in zip(rewards, values, masks, strict=True)]
         close(torch.cat([buffer.rows[lane]["returns"] for lane in rows]), [row for _, row in both], 1e-5)
@@ -130,23 +199,52 @@ def test_advantages_and_returns_are_those_of_scores_penalties_and_kl(ready):
 def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
     lane, number, buffer = 2, 1, ready.run.buffer
     orders = {each: ready._orders(each)[number] for each in ready.run.lanes}
-    entries = buffer.facts[f"entries.{number}"]
-    assert entries == sum(buffer.rows[each]["mask"][order].sum() for each, order in orders.items())
+    entries = ready._entries(number)
+    masks = [learned(buffer.rows[each])[order] for each, order in orders.items()]
+    assert entries == (sum(mask.sum() for mask in masks), sum(mask.any(1).sum() for mask in masks))
+    count = reference.count(entries, ready.ppo.loss_agg_mode, ready.sizes.answer)
     tally, terms, losses = Tally(), Counter(), {"actor": actor_loss, "critic": critic_loss}
     doubles = {name: wide(value) for name, value in buffer.rows[lane].items()}
     for block in (take(doubles, its) for its in ready._cut(lane)[number]):
-        rows = {name: value.tolist() for name, value in (block | {"said": response(block)}).items()}
+        its = block | {"said": response(block), "mask": learned(block)}
+        rows = {name: value.tolist() for name, value in its.items()}
         for role in ready.flow.trained:
             loss, outputs, gradients = computed(ready, role, block, entries, tally)
             formula = partial(losses[role], ready.ppo, rows)
             expected, found = formula(outputs)
-            close(loss, expected / entries, 1e-6)
+            if not its["mask"].any():
+                assert not loss
+                continue
+            over = count if role == "actor" else entries.tokens
+            close(loss, expected / over, 1e-6)
             terms.update(found)
             for output, gradient in zip(outputs, gradients, strict=True):
-                close(gradient * entries, differences(partial(formula, outputs), output), 1e-5)
+                close(gradient * over, differences(partial(formula, outputs), output), 1e-5)
+    terms["policy_loss"] *= entries.tokens / count
     assert tally.sums == pytest.approx(terms, rel=1e-5)
-    if "policy_loss" in terms:
+    if ready.ppo.loss_mode != "sapo":
         assert terms["clip_fraction"] > 0
+
+
+def test_what_is_left_out_are_groups_that_scored_alike_what_is_too_much_and_answers_that_were_cut_off(ready):
+    ppo, buffer, kept = ready.ppo, ready.run.buffer, []
+    for lane in ready.run.lanes:
+        names, rows, most = buffer.ids[lane], buffer.rows[lane], ppo.batch // ready.lanes
+        groups = [
+            {score(other, True) for other in names if other.split(".")[0] == name.split(".")[0]} for name in names
+        ]
+        asked = [not ppo.filter_groups or len(group) > 1 for group in groups]
+        first = sorted(range(len(names)), key=lambda i, asked=asked: not asked[i])[:most]
+        ended = [bool(end or not ppo.mask_truncated) for end in rows["ended"]]
+        mine = [asked[i] and ended[i] and i in first for i in range(len(names))]
+        assert rows["kept"].tolist() == mine
+        kept += mine
+    assert {*kept} == ({True, False} if ppo.filter_groups or ppo.mask_truncated else {True})
+    assert buffer.facts["left_out"] == kept.count(False) / len(kept)
+
+
+def learned(rows):
+    return rows["mask"] & rows["kept"][:, None]
 
 
 def wide(value):
@@ -193,17 +291,23 @@ def actor_loss(ppo, rows, outputs):
         [reference.log_softmax(cell)[token] for cell, token in zip(cells, said, strict=True)]
         for cells, said in zip(scaled, rows["said"], strict=True)
     ]
-    weights = reference.importance(rows["logprobs"], rows["rollout_logprobs"], mask, ppo.importance_limit)
-    policy, clipped, approx_kl, _ = reference.policy(
-        new, rows["logprobs"], rows["advantages"], mask,
-        low=ppo.clip_low, high=ppo.clip_high, dual=ppo.dual_clip, limit=ppo.log_ratio_limit, weights=weights,
+    limit, weights = ppo.importance_limit, None
+    if limit:
+        weights = reference.importance(rows["logprobs"], rows["rollout_logprobs"], mask, limit)
+    how = ppo.loss_agg_mode
+    policy, clipped, approx_kl = reference.policy(
+        new, rows["logprobs"], rows["advantages"], mask, low=ppo.clip_low, high=ppo.clip_high, dual=ppo.dual_clip,
+        limit=ppo.log_ratio_limit, weights=weights, mode=ppo.loss_mode, how=how,
     )  # fmt: skip
-    entropy = sum(reference.entropy(cell) for cell in chosen(scaled, mask))
-    loss = policy - ppo.entropy_coef * entropy
+    entropies = [[reference.entropy(cell) for cell in row] for row in scaled]
+    entropy = reference.added(entropies, mask, "token-mean")
+    loss = policy - ppo.entropy_coef * reference.added(entropies, mask, how)
     terms = {"policy_loss": policy, "entropy": entropy, "clip_fraction": clipped, "approx_kl": approx_kl}
     if ppo.kl.where == "loss":
-        pairs = zip(chosen(new, mask), chosen(rows["ref_logprobs"], mask), strict=True)
-        loss += ppo.kl.coef * sum(reference.k3(policy_lp, ref_lp, ppo.kl.limit) for policy_lp, ref_lp in pairs)
+        kind, limit = ppo.kl.estimator or "k3", ppo.kl.limit
+        both = [zip(*pair, strict=True) for pair in zip(new, rows["ref_logprobs"], strict=True)]
+        kl = [[reference.divergence(kind, policy_lp, ref_lp, limit) for policy_lp, ref_lp in row] for row in both]
+        loss += ppo.kl.coef * reference.added(kl, mask, how)
     if len(outputs) == 1:
         return loss, terms
     value, more = critic_loss(ppo, rows, outputs[1:])
@@ -214,10 +318,6 @@ def critic_loss(ppo, rows, outputs):
     """(the sum over the block, its terms)."""
     loss, _ = reference.value(outputs[0], rows["values"], rows["returns"], rows["mask"], ppo.value_clip)
     return loss, {"value_loss": loss}
-
-
-def chosen(rows, mask):
-    return [x for row, keep in zip(rows, mask, strict=True) for x in reference.valid(row, keep)]
 
 
 def differences(formula, values):

@@ -1,4 +1,4 @@
-"""DPO and KTO under the elastic runtime: the same bits for any gang, each record used once; and what their data must be."""
+"""DPO, KTO and SFT under the elastic runtime: the same bits for any gang, each record used once; what their data must be."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pairs.append({"prompt": prompt, "chosen": prompt[::-1], "rejected": prompt[:1]})
         good = number % 2 == 0
         singles.append({"prompt": prompt, "completion": prompt[::-1] if good else prompt[:1], "label": good})
-    for name, rows in (("dpo", pairs), ("kto", singles)):
+    for name, rows in (("dpo", pairs), ("kto", singles), ("sft", singles)):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {
         "ppo": {"batch": 32, "mini_batch": 16, "micro_tokens": 44, "epochs": 1, "lr": 3e-3},
@@ -41,10 +41,10 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def nodes(folder: Path, conf: dict[str, Any], algorithm: str, world: int, strategy: str = "replicated") -> Nodes:
-    path = f"{conf['data']['path']}/{algorithm}.jsonl"
+def nodes(folder: Path, conf: dict[str, Any], kind: dict[str, Any], world: int, strategy: str = "replicated") -> Nodes:
+    path = f"{conf['data']['path']}/{kind['algorithm']}.jsonl"
     conf = {
-        **conf, "ppo": {**conf["ppo"], "algorithm": algorithm}, "data": {**conf["data"], "path": path},
+        **conf, "ppo": {**conf["ppo"], **kind}, "data": {**conf["data"], "path": path},
         "model": {**conf["model"], "strategy": strategy},
     }  # fmt: skip
     return Nodes(folder, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=min(1, world - 1))
@@ -57,15 +57,34 @@ def outcome(gang: Nodes, algorithm: str) -> tuple[dict[int, str], list[dict[str,
     assert used.ok, used.sentence
     assert (used.steps, used.samples) == (STEPS, STEPS * 32 // given.PER_RECORD[algorithm])
     notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
-    return dict(found.steps), [{name: note[name] for name in ("step", "preference_loss", "right")} for note in notes]
+    told = ("step", "loss") if algorithm == "sft" else ("step", "preference_loss", "right")
+    return dict(found.steps), [{name: note[name] for name in told} for note in notes]
 
 
-@pytest.mark.parametrize(("algorithm", "sharded"), [("dpo", 2), pytest.param("kto", 3, marks=pytest.mark.slow)])
-def test_preferences_train_to_the_same_bits_for_any_gang(tmp_path: Path, conf, algorithm: str, sharded: int):
-    gangs = [(1, "replicated"), (3, "replicated"), (sharded, "fsdp")]
+KINDS = [
+    ({"algorithm": "dpo"}, 2),
+    ({"algorithm": "dpo", "preference_loss": "simpo", "preference_beta": 1.0}, None),
+    ({"algorithm": "sft"}, None),
+    ({"algorithm": "dpo", "preference_loss": "ipo"}, 2),
+    ({"algorithm": "dpo", "preference_loss": "hinge"}, 2),
+    ({"algorithm": "kto", "desirable_weight": 1.3}, 3),
+    ({"algorithm": "sft", "loss_agg_mode": "seq-mean-token-mean"}, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharded"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (i > 2)) for i, each in enumerate(KINDS)],
+    ids=["-".join(str(value) for value in kind.values()) for kind, _ in KINDS],
+)
+def test_given_answers_train_to_the_same_bits_for_any_gang(
+    tmp_path: Path, conf, kind: dict[str, Any], sharded: int | None
+):
+    algorithm = kind["algorithm"]
+    gangs = [(1, "replicated"), (3, "replicated"), *([(sharded, "fsdp")] if sharded else [])]
     results = []
     for number, (world, strategy) in enumerate(gangs):
-        with nodes(tmp_path / str(number), conf, algorithm, world, strategy) as gang:
+        with nodes(tmp_path / str(number), conf, kind, world, strategy) as gang:
             gang.env["ELASTICRL_HISTORY"] = str(gang.folder / "history")
             gang.plan(*(f"n{i}" for i in range(world)))
             if (world, strategy) == (3, "replicated"):
@@ -75,7 +94,8 @@ def test_preferences_train_to_the_same_bits_for_any_gang(tmp_path: Path, conf, a
             gang.until_done()
             results.append(outcome(gang, algorithm))
     assert all(result == results[0] for result in results[1:])
-    assert all(0.0 < step["preference_loss"] < 1.0 for step in results[0][1])
+    losses = [step["loss" if algorithm == "sft" else "preference_loss"] for step in results[0][1]]
+    assert all(0.0 < loss < (30.0 if kind.get("preference_loss") == "ipo" else 4.0) for loss in losses)
 
 
 def written(folder, *records):
@@ -97,6 +117,8 @@ def test_records_become_answers_that_end(conf, tmp_path):
     single = {"prompt": "12", "completion": "21", "label": 0}
     found = given.load(written(tmp_path, single), tokenizer, algorithm="kto", answer_tokens=4, keep=tmp_path / "keep")
     assert (found[0].answers, found[0].good) == (((2, 1, 11),), (False,))
+    found = given.load(written(tmp_path, single), tokenizer, algorithm="sft", answer_tokens=4)
+    assert (found[0].answers, found[0].good) == (((2, 1, 11),), (True,))
 
 
 def test_answers_in_a_chat_end_as_a_turn_of_it_does_and_none_ends_twice(conf, tmp_path):

@@ -1,6 +1,7 @@
 """Losses and advantages against the slow reference: float64 to 1e-10, float32 to 1e-5 of the term's scale."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 
@@ -10,20 +11,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from elasticrl.config.training import Ppo
 from elasticrl.ppo import kl, losses, preference
 from elasticrl.ppo.advantages import (
+    WHITENED,
     explained_variance,
     gae,
-    group_advantages,
     last_valid,
+    over_batch,
+    overlong_penalties,
     token_rewards,
     whiten,
+    without_critic,
 )
 from elasticrl.ppo.rewards import placed
 from elasticrl.runtime.lanes import Fold, Node
 from elasticrl.runtime.scalars import Moments
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+MODES = ("vanilla", "gspo", "cispo", "sapo")
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
@@ -80,8 +87,8 @@ def test_gae_is_the_sum_over_what_follows_and_returns_are_made_before_whitening(
 
 
 @quick
-@given(batches)
-def test_what_is_under_the_mask_changes_nothing(b):
+@given(batches, st.sampled_from(MODES))
+def test_what_is_under_the_mask_changes_nothing(b, mode):
     mask = b.mask()
     rewards, values, other = b.numbers(1), b.numbers(2), torch.full((b.rows, b.width), float("nan"), dtype=b.dtype)
     clean = gae(rewards, values, mask, gamma=0.99, lam=0.9)
@@ -89,7 +96,9 @@ def test_what_is_under_the_mask_changes_nothing(b):
     for x, y in zip(clean, dirty, strict=True):
         assert torch.equal(x, y)
     new = torch.where(mask, b.numbers(3), other).requires_grad_()
-    term = losses.policy_loss(new, torch.where(mask, b.numbers(4), other), torch.where(mask, rewards, other), mask)
+    term = losses.policy_loss(
+        new, torch.where(mask, b.numbers(4), other), torch.where(mask, rewards, other), mask, Ppo(loss_mode=mode)
+    )
     (term.loss.total + losses.value_loss(new, other, other, torch.zeros_like(mask)).total).backward()
     assert isfinite(term.loss.total.item())
     assert new.grad is not None
@@ -111,6 +120,7 @@ def test_the_score_lies_on_the_last_valid_token_and_kl_on_each(b, with_kl):
     assert (last_valid(mask).sum(1) == mask.any(1).long()).all()
 
 
+@pytest.mark.parametrize("mode", MODES)
 @quick
 @given(
     batches,
@@ -118,26 +128,21 @@ def test_the_score_lies_on_the_last_valid_token_and_kl_on_each(b, with_kl):
     st.sampled_from([20.0, 0.3]),
     st.sampled_from([(0.2, 0.2), (0.1, 0.4)]),
     st.booleans(),
+    st.sampled_from(AGGREGATIONS),
 )
-def test_policy_loss(b, dual, limit, clips, weighted):
+def test_policy_loss(mode, b, dual, limit, clips, weighted, how):
     mask, new, old, adv = b.mask(), b.numbers(1), b.numbers(2), b.numbers(3)
     rollout = b.numbers(4)
     weights = losses.importance_weights(old, rollout, mask, 2.0) if weighted else None
     if weights is not None:
         b.same(weights, reference.importance(old.tolist(), rollout.tolist(), mask.tolist(), 2.0))
     low, high = clips
-    ours = losses.policy_loss(
-        new,
-        old,
-        adv,
-        mask,
-        clip_low=low,
-        clip_high=high,
-        dual_clip=dual,
-        log_ratio_limit=limit,
-        weights=weights,
-    )
-    loss, clipped, approx, tokens = reference.policy(
+    ppo = Ppo(
+        loss_mode=mode, loss_agg_mode=how, clip_low=low, clip_high=high, dual_clip=dual, log_ratio_limit=limit,
+        tau_pos=0.8, tau_neg=1.3,
+    )  # fmt: skip
+    ours = losses.policy_loss(new, old, adv, mask, ppo, weights)
+    loss, clipped, approx = reference.policy(
         new.tolist(),
         old.tolist(),
         adv.tolist(),
@@ -147,11 +152,66 @@ def test_policy_loss(b, dual, limit, clips, weighted):
         dual=dual,
         limit=limit,
         weights=weights.tolist() if weights is not None else None,
+        mode=mode,
+        taus=(0.8, 1.3),
+        how=how,
     )
     b.same(ours.loss.total, loss)
     b.same(ours.approx_kl.total, approx)
     assert ours.clipped.total.item() == clipped
-    assert ours.loss.entries.item() == tokens
+    assert ours.loss.entries == (mask.sum() if how == "token-mean" else mask.any(1).sum())
+
+
+@quick
+@given(batches, st.sampled_from(AGGREGATIONS), st.integers(1, 5))
+def test_an_aggregation_is_the_same_however_rows_are_cut_into_lanes(b, how, lanes):
+    mask, values = b.mask(), b.numbers(1)
+    entries = losses.Entries(float(mask.sum()), float(mask.any(1).sum()))
+    count = entries.of(how, most=9)
+    assert count == reference.count(entries, how, 9)
+    parts = [slice(b.rows * i // lanes, b.rows * (i + 1) // lanes) for i in range(lanes)]
+    whole = sum(losses.summed(values[part], mask[part], how).over(count) for part in parts)
+    b.same(whole, reference.added(values.tolist(), mask.tolist(), how) / count)
+
+
+@pytest.mark.parametrize("mode", ["gspo", "cispo", "sapo"])
+@quick
+@given(batches)
+def test_the_gradients_of_the_surrogates(mode, b):
+    """gspo: that of the sample's own ratio, where a sample has one advantage; cispo: the weight's; sapo: the gate's slope."""
+    mask, old = b.mask(), b.numbers(2).double()
+    new, adv = b.numbers(1).double().requires_grad_(), b.numbers(3, shape=(b.rows, 1)).double().expand(b.rows, b.width)
+    ppo = Ppo(loss_mode=mode, clip_low=0.3, clip_high=0.4)
+    losses.policy_loss(new, old, adv, mask, ppo).loss.total.backward()
+    assert new.grad is not None
+    again = new.detach().requires_grad_()
+    log_ratio = torch.where(mask, again - old, 0.0)
+    ratio = log_ratio.exp()
+    if mode == "gspo":
+        ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
+        terms = torch.minimum(ratio * adv, ratio.clamp(0.7, 1.4) * adv).expand_as(mask)
+    elif mode == "cispo":
+        terms = ratio.detach().clamp(0.7, 1.4) * adv * again
+    else:
+        slope = adv.new_tensor((1.0, 1.05))[(adv <= 0).long()]
+        gate = torch.sigmoid(slope * (ratio.detach() - 1))
+        terms = 4 * gate * (1 - gate) * ratio.detach() * adv * again
+    torch.where(mask, -terms, 0.0).sum().backward()
+    assert again.grad is not None
+    torch.testing.assert_close(new.grad, again.grad, rtol=0, atol=1e-10)
+
+
+@quick
+@given(batches, st.sampled_from(["k1", "k2", "k3", "k1+", "k3+"]))
+def test_estimators_of_the_divergence_and_their_gradients(b, kind):
+    mask, policy, ref = b.mask(), b.numbers(2).double().requires_grad_(), b.numbers(3, 3.0).double()
+    found = kl.estimate(kind, policy, ref, mask, limit=5.0)
+    found.sum().backward()
+    rows = [list(zip(*row, strict=True)) for row in zip(policy.tolist(), ref.tolist(), mask.tolist(), strict=True)]
+    value, slope = reference.divergence, reference.divergence_slope
+    b.same(found, [[value(kind, p, r, 5.0) if keep else 0.0 for p, r, keep in row] for row in rows])
+    assert policy.grad is not None
+    b.same(policy.grad, [[slope(kind, p, r, 5.0) if keep else 0.0 for p, r, keep in row] for row in rows])
 
 
 @quick
@@ -184,13 +244,43 @@ def test_logprobs_entropy_and_both_kls(b, temperature):
 
 
 @quick
-@given(batches, st.sampled_from([1, 2, 4]))
-def test_group_advantages(b, group):
-    scores = b.numbers(1, shape=(b.rows * group,))
+@given(
+    batches,
+    st.sampled_from([2, 4]),
+    st.sampled_from(["group", "batch", "none", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]),
+    st.sampled_from([1.0, 0.9]),
+)
+def test_advantages_without_a_critic(b, group, kind, gamma):
+    rewards = b.numbers(1, shape=(b.rows * group, b.width))
     mask = b.mask().repeat_interleave(group, 0)
-    theirs = reference.group_row(scores.tolist(), group)
-    expected = [[x if keep else 0.0 for keep in row] for x, row in zip(theirs, mask.tolist(), strict=True)]
-    b.same(group_advantages(scores, mask, group), expected)
+    rewards = torch.where(mask, rewards, 0.0)
+    algorithm, scale = ("grpo", kind) if kind in ("group", "batch", "none") else (kind, "group")
+    ppo = Ppo(algorithm=algorithm, group=group, scale_rewards=scale, gamma=gamma)
+    ours, scores, keep = without_critic(rewards, mask, ppo), rewards.sum(1), mask.tolist()
+    if kind == "batch" and len(scores):
+        ours = over_batch(ours, Moments.of(scores))
+    if algorithm in WHITENED:
+        ours = whiten(ours, mask, Moments.of(ours, mask))
+    if kind == "reinforce_plus_plus":
+        zero = [0.0] * b.width
+        found = [reference.gae_row(r, zero, m, gamma, 1.0)[0] for r, m in zip(rewards.tolist(), keep, strict=True)]
+    else:
+        row = reference.others_row if kind == "rloo" else partial(reference.group_row, by=scale)
+        row = partial(reference.group_row, by="none") if kind == "reinforce_plus_plus_baseline" else row
+        each = row(scores.tolist(), group)
+        found = [[x if k else 0.0 for k in m] for x, m in zip(each, keep, strict=True)]
+    b.same(ours, reference.whiten_all(found, keep) if algorithm in WHITENED else found)
+
+
+@quick
+@given(batches, st.sampled_from([(7, 3, 1.0), (5, 5, 0.5)]))
+def test_overlong_shaping(b, how):
+    mask, scores = b.mask(), torch.zeros(b.rows, b.width, dtype=b.dtype)
+    most, buffer, factor = how
+    ended = torch.ones(b.rows, dtype=torch.bool)
+    found = overlong_penalties(mask, most=most, buffer=buffer, factor=factor)
+    expected = [reference.overlong(sum(row), most, buffer, factor) if any(row) else 0.0 for row in mask.tolist()]
+    b.same(token_rewards(scores, mask, ended, overlong=found).sum(1), [-x for x in expected])
 
 
 @quick
@@ -199,12 +289,16 @@ def test_preference_losses(b):
     shape = (b.rows,)
     chosen, rejected = b.numbers(1, 5.0, shape), b.numbers(2, 5.0, shape)
     keep, good = b.numbers(3, shape=shape) > -0.5, b.numbers(4, shape=shape) > 0
-    b.same(
-        preference.dpo_loss(chosen, rejected, keep, beta=0.2).loss.total,
-        reference.dpo(chosen.tolist(), rejected.tolist(), keep.tolist(), 0.2),
-    )
-    ours = preference.kto_loss(chosen, good, keep, preference.kto_baseline(0.4), beta=0.2)
-    b.same(ours.loss.total, reference.kto(chosen.tolist(), good.tolist(), keep.tolist(), 0.4, 0.2))
+    lengths = tuple(torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(b.seed + i)) for i in (0, 1))
+    for kind in ("sigmoid", "hinge", "ipo", "simpo"):
+        b.same(
+            preference.dpo_loss(chosen, rejected, keep, kind=kind, beta=0.2, gamma=0.5, lengths=lengths).loss.total,
+            reference.dpo(
+                chosen.tolist(), rejected.tolist(), keep.tolist(), 0.2, kind, 0.5, [n.tolist() for n in lengths]
+            ),
+        )
+    ours = preference.kto_loss(chosen, good, keep, preference.kto_baseline(0.4), beta=0.2, weights=(1.5, 0.7))
+    b.same(ours.loss.total, reference.kto(chosen.tolist(), good.tolist(), keep.tolist(), 0.4, 0.2, (1.5, 0.7)))
     assert preference.kto_baseline(-3.0) == 0.0
 
 
@@ -218,12 +312,10 @@ def test_a_loss_cut_into_lanes_is_the_loss_of_the_whole_never_a_mean_of_means(b,
     tokens = float(mask.sum().item())
     fold = Fold[torch.Tensor](lanes, torch.add)
     for lane, part in enumerate(parts):
-        term = losses.policy_loss(new[part], old[part], adv[part], mask[part]).loss
+        term = losses.policy_loss(new[part], old[part], adv[part], mask[part], Ppo()).loss
         fold.put(Node(lane, lane + 1), term.over(tokens))
-    loss, _, _, count = reference.policy(
-        new.tolist(), old.tolist(), adv.tolist(), mask.tolist(), low=0.2, high=0.2, dual=None, limit=20.0, weights=None
-    )
-    b.same(fold.total(), loss / max(count, 1))
+    loss, _, _ = reference.policy(new.tolist(), old.tolist(), adv.tolist(), mask.tolist())
+    b.same(fold.total(), loss / max(tokens, 1))
 
     moments = Fold[Moments](lanes, lambda x, y: x + y)
     for lane, part in enumerate(parts):
@@ -251,7 +343,7 @@ def test_the_gradient_of_the_clipped_surrogate_vanishes_only_where_the_clip_bite
     new = torch.tensor([[0.5, 0.1, -0.5, 0.5]], dtype=torch.float64, requires_grad=True)
     adv = torch.tensor([[1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
     old, mask = torch.zeros_like(adv), torch.ones_like(adv, dtype=torch.bool)
-    losses.policy_loss(new, old, adv, mask).loss.total.backward()
+    losses.policy_loss(new, old, adv, mask, Ppo()).loss.total.backward()
     assert new.grad is not None
     expected = torch.tensor([[0.0, -1.0, 0.0, 1.0]], dtype=torch.float64) * new.detach().exp()
     torch.testing.assert_close(new.grad, expected)

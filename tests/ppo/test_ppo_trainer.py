@@ -236,6 +236,31 @@ def test_an_update_takes_each_part_s_rows_once_for_each_role(folders):
     [
         ("tied", {}),
         ("separate", {"algorithm": "grpo", "group": 4, "kl": Kl(where="loss", coef=0.01)}),
+        (
+            "tied",
+            {
+                "algorithm": "rloo",
+                "group": 4,
+                "loss_mode": "gspo",
+                "loss_agg_mode": "seq-mean-token-mean",
+                "overlong_buffer": 2,
+            },
+        ),
+        (
+            "separate",
+            {"algorithm": "reinforce_plus_plus", "loss_mode": "cispo", "kl": Kl(where="loss", estimator="k3+")},
+        ),
+        (
+            "separate",
+            {
+                "algorithm": "grpo",
+                "group": 4,
+                "scale_rewards": "batch",
+                "loss_mode": "sapo",
+                "loss_agg_mode": "seq-mean-token-sum-norm",
+                "kl": Kl(where="off"),
+            },
+        ),
         ("separate", {"kl": Kl(where="off"), "entropy_coef": 0.01, "dual_clip": 3.0, "importance_limit": 2.0}),
         ("separate", {"kl": Kl(coef=0.1, target=0.5, horizon=100), "missing_eos_penalty": 0.5, "schedule": "cosine"}),
     ],
@@ -270,8 +295,19 @@ def test_a_target_may_be_of_a_token_as_in_other_trainers(folders, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
-def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"algorithm": "dpo"},
+        {"algorithm": "dpo", "preference_loss": "hinge"},
+        {"algorithm": "dpo", "preference_loss": "ipo"},
+        {"algorithm": "dpo", "preference_loss": "simpo", "preference_beta": 2.0},
+        {"algorithm": "kto", "desirable_weight": 1.5},
+        {"algorithm": "sft", "loss_agg_mode": "seq-mean-token-mean"},
+    ],
+    ids=lambda kind: "-".join(map(str, kind.values())),
+)
+def test_given_answers_are_learned_in_any_order_of_lanes(folders, kind):
     path = folders["qwen2"]
 
     def answers(step, lane):
@@ -285,7 +321,7 @@ def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
 
     results = []
     for order in ((0, 1), (1, 0)):
-        ppo = settings(algorithm=algorithm, batch=16, mini_batch=8, micro_tokens=44, epochs=1, lr=3e-3)
+        ppo = settings(**kind, batch=16, mini_batch=8, micro_tokens=44, epochs=1, lr=3e-3)
         passes = sizes.of(ppo, prompt=6, answer=5)
         model = Model(path=path)
         actor = models.actor(model, path, seed=0)
@@ -296,12 +332,13 @@ def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
             parts=sizes.parts_of(ppo, 2, passes),
         )
         roles = Roles(model=model, actor=actor, ref=models.reference(model, path))
-        trainer = PreferenceTrainer(run, roles, ppo=ppo, lanes=2, steps=8, sizes=passes, answers=answers, pad=10)
+        trainer = PreferenceTrainer(run, roles, ppo=ppo, lanes=2, steps=8, sizes=passes, given=answers, pad=10)
         results.append(finish(trainer, run, steps=8))
     assert results[0] == results[1]
     first, last = results[0][1][0], results[0][1][-1]
-    assert last["preference_loss"] < 0.95 * first["preference_loss"]
-    assert last["right"] == 1.0
+    told = "loss" if kind["algorithm"] == "sft" else "preference_loss"
+    assert last[told] < 0.95 * first[told]
+    assert last.get("right", 1.0) == 1.0
 
 
 def test_a_scorer_is_asked_once_for_a_sample_that_is_run_again(folders):

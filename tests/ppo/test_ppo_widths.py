@@ -11,6 +11,7 @@ from ppo_job import settings as ppo_settings
 
 from elasticrl.config.training import Kl
 from elasticrl.ppo.batches import Block, take
+from elasticrl.ppo.losses import Entries
 from elasticrl.ppo.sizes import Sizes
 from elasticrl.runtime.scalars import Tally
 
@@ -34,6 +35,7 @@ def lane(seed, *, longest=1.0):
         "tokens": torch.where(attention, torch.randint(0, 10, attention.shape, generator=g), 10),
         "attention": attention,
         "mask": mask,
+        "kept": torch.ones(ROWS, dtype=torch.bool),
     }
     for name in ("logprobs", "rollout_logprobs", "ref_logprobs"):
         found[name] = -2.3 + 0.3 * torch.randn(mask.shape, generator=g, dtype=torch.float64)
@@ -83,7 +85,7 @@ def test_cut_passes_have_the_losses_and_gradients_of_one_pass_of_whole_rows(fold
             model.zero_grad()
             tally = Tally()
             for block in blocks:
-                trainer.losses[role](take(rows, block), 50.0, tally).backward()
+                trainer.losses[role](take(rows, block), Entries(50.0, 4.0), tally).backward()
             found.append((tally.sums, [param.grad.clone() for param in model.parameters() if param.grad is not None]))
         (sums, grads), (whole_sums, whole_grads) = found
         assert sums == pytest.approx(whole_sums, rel=1e-9)
@@ -95,7 +97,7 @@ def test_cut_passes_have_the_losses_and_gradients_of_one_pass_of_whole_rows(fold
 def summed(path, lanes, joins):
     """The gradients of an update, and what it told."""
     trainer, run = ready(path, lanes, joins=joins)
-    run.buffer.facts["entries.0"] = 100.0
+    run.buffer.facts |= {"entries.0": 100.0, "entries.0.samples": 10.0}
     trainer.update(None)
     return {name: strategy.shard.grad.clone() for name, strategy in run.strategies.items()}, run.buffer.facts
 

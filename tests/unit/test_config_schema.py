@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from config_kit import RENAMED
@@ -13,6 +14,7 @@ from elasticrl.config import Tree, changes, digest, dumps, read, render, to_core
 from elasticrl.config.changes import LIVE, NEVER, when
 from elasticrl.config.cluster import Job, Node, Store
 from elasticrl.config.section import DURATION_MARK, SIZE_MARK, leaves, sections
+from elasticrl.config.training import Ppo
 from elasticrl.config.tree import values
 from elasticrl.contract import settings
 
@@ -141,7 +143,7 @@ vault: {copies: 2}
     assert (core.timeouts.phase_s, core.timeouts.slack) == ({"rollout": 60.0, "save": 5.0}, 4)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dpo", "kto"])
+@pytest.mark.parametrize("algorithm", get_args(Ppo.model_fields["algorithm"].annotation))
 def test_every_phase_of_the_trainer_can_be_given_a_budget(algorithm: str) -> None:
     from elasticrl.ppo.flow import of
 

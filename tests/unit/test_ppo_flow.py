@@ -51,6 +51,15 @@ def test_an_algorithm_has_only_the_stages_it_needs():
     assert flow.of(Ppo(), tied=True).trained == ("actor",)
     assert flow.of(Ppo(algorithm="dpo")).phases == ("ref", "update")
     assert flow.of(Ppo(algorithm="kto")).phases == ("ref", "baseline", "update")
+    for without in (Ppo(algorithm="sft"), Ppo(algorithm="dpo", preference_loss="simpo")):
+        assert "ref" not in flow.of(without)
+        assert flow.of(without).phases == ("update",)
+
+
+def test_scores_choose_what_is_computed_where_more_is_generated_than_trained_on():
+    more = flow.of(Ppo(algorithm="grpo", group=4, filter_groups=True, gen_batch=128))
+    assert names(more.waves()[1]) == ["reward"]
+    assert names(more.waves()[2]) == ["logprobs", "ref"]
 
 
 def test_a_declaration_that_cannot_run_is_refused():

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     """How samples are drawn, wherever that is done."""
-    at_once = -(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap))  # half, if half was generated ahead
+    at_once = -(
+        -tree.ppo.generated // tree.lanes.count // (1 + tree.rollout.overlap)
+    )  # half, if half was generated ahead
     return Sampling(
         prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
         eos=models.ends(str(tree.model.path), tokenizer), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,

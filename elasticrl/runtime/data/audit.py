@@ -33,6 +33,8 @@ class Audit:
     superseded: int  # records beyond the version that a later generation went on from
     repeated: int  # records that were written again by the worker that took a lane over
     torn: int  # last lines that a kill cut short
+    skipped: int = 0  # uses in updates that were left out, as something in them was not finite
+    filtered: int = 0  # of samples that an update was made without
     beyond: int = 0  # records of steps that were begun while this was read: they are left out
     duplicates: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -52,12 +54,17 @@ class Audit:
         if self.ok:
             return (
                 f"{self.samples} samples in {self.steps} steps and {self.generations} generations: each used exactly once "
-                f"({self.superseded} superseded records, {self.torn} torn lines do not count){self._through}"
+                f"({self.superseded} superseded records, {self.torn} torn lines do not count){self._left_out}{self._through}"
             )
         found = [*self._absence, *self.problems, *self.duplicates, *self.missing]
         more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         claim = "NOT proven" if self.absent else "NOT exactly once"
         return f"{claim}, {count(len(found), 'finding')}: " + "; ".join(found[:SHOWN]) + more + self._through
+
+    @property
+    def _left_out(self) -> str:
+        skipped = f"; {self.skipped} of them in updates that were skipped" if self.skipped else ""
+        return f"{skipped}; {self.filtered} of them filtered out" if self.filtered else skipped
 
     @property
     def _through(self) -> str:
@@ -145,10 +152,13 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         strange = sorted(there - uses)
         problems.extend(f"step {step}: {_use(use)} was used and is not among the step's samples" for use in strange)
     absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
+    through_last = [record for step, uses in used.items() if step <= last for record in uses.values()]
     return Audit(
-        steps=max(last - first + 1, 0), last=last, samples=sum(len(uses) for step, uses in used.items() if step <= last),
+        steps=max(last - first + 1, 0), last=last, samples=len(through_last),
         generations=len(read.lineages), superseded=len(known) - len(lie), repeated=read.repeated, torn=read.torn,
-        beyond=beyond, duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
+        beyond=beyond, skipped=sum(record.skipped for record in through_last),
+        filtered=sum(record.filtered for record in through_last),
+        duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
         absent=tuple(absent),
     )  # fmt: skip
 

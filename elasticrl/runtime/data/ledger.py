@@ -48,16 +48,20 @@ class Record:
     lane: int
     turn: int
     ids: tuple[SampleId, ...]
+    skipped: bool = False  # the update was left out, as something in it was not finite
+    filtered: bool = False  # the update was made without them, as there was nothing to learn from them
 
     def to_json(self) -> list[Any]:
         """One row, short because there are many."""
         ids = [[sample.epoch, sample.index] for sample in self.ids]
-        return [*self.serial, self.generation, self.version.step, self.version.update, self.lane, self.turn, ids]
+        row = [*self.serial, self.generation, self.version.step, self.version.update, self.lane, self.turn, ids]
+        marks = {"skipped": self.skipped, "filtered": self.filtered}
+        return [*row, *(mark for mark, holds in marks.items() if holds)]
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> "Record":
         """The reverse of `to_json`."""
-        writer, number, generation, step, update, lane, turn, ids = row
+        writer, number, generation, step, update, lane, turn, ids, *marks = row
         return cls(
             serial=(str(writer), int(number)),
             generation=int(generation),
@@ -65,6 +69,8 @@ class Record:
             lane=int(lane),
             turn=int(turn),
             ids=tuple(SampleId(int(epoch), int(index)) for epoch, index in ids),
+            skipped="skipped" in marks,
+            filtered="filtered" in marks,
         )
 
 
@@ -113,8 +119,19 @@ class Ledger:
             }
         )
 
-    def record(self, version: Version, lane: int, ids: Iterable[SampleId], *, turn: int = 0) -> None:
-        """These samples of `lane` are part of the update that leads to `version`."""
+    def record(
+        self,
+        version: Version,
+        lane: int,
+        ids: Iterable[SampleId],
+        *,
+        turn: int = 0,
+        skipped: bool = False,
+        filtered: bool = False,
+    ) -> None:
+        """These samples of `lane` are part of the update that leads to `version`: or were, if it was `skipped`, or were looked
+        at and left out of it (`filtered`).
+        """
         if lane not in self._tail:
             raise DataError(
                 f"Lane {lane} is not carried here in generation {self._generation}: its samples belong in another ledger."
@@ -127,6 +144,8 @@ class Ledger:
             lane=lane,
             turn=turn,
             ids=tuple(ids),
+            skipped=skipped,
+            filtered=filtered,
         )
         text = json.dumps(row.to_json(), separators=(",", ":"))
         self._tail[lane].append((version, text))

@@ -1,0 +1,322 @@
+"""Our losses and advantages beside verl's and TRL's own functions, on the same random numbers in float64.
+
+The idea: their code runs, not a copy of its formulas. TRL is the installed package, whose trainers' methods are called on a
+stand-in for a trainer; verl is a checkout (`--verl FOLDER`), whose `core_algos.py` runs with stand-ins for the modules that it
+imports. Where a definition differs (docs/ALGORITHMS.md says where), the row says what was made alike.
+
+Example: python bench/algorithms.py --verl ~/verl
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import types
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace as Space
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from elasticrl.config.training import Ppo
+from elasticrl.ppo import kl, preference
+from elasticrl.ppo.advantages import WHITENED, overlong_penalties, whiten, without_critic
+from elasticrl.ppo.losses import Entries, policy_loss, summed
+from elasticrl.runtime.scalars import Moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Row = tuple[str, torch.Tensor, torch.Tensor]  # what, ours, theirs
+
+GROUP, ROWS, WIDTH = 4, 12, 7
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+
+class Numbers:
+    """One draw: log-probabilities of three policies, rewards, a mask of lengths."""
+
+    def __init__(self, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+
+        def draw(scale: float, *shape: int) -> torch.Tensor:
+            return scale * torch.randn(shape or (ROWS, WIDTH), generator=g, dtype=torch.float64)
+
+        lengths = torch.randint(1, WIDTH + 1, (ROWS, 1), generator=g)
+        self.mask = torch.arange(WIDTH)[None] < lengths
+        self.new, self.old, self.ref = draw(0.5) - 1, draw(0.5) - 1, draw(0.5) - 1
+        self.gain = draw(1.0, ROWS, 1).expand(ROWS, WIDTH).contiguous()
+        self.rewards = torch.where(self.mask, draw(1.0), 0.0)
+        self.entries = Entries(float(self.mask.sum()), float(ROWS))
+        self.lengths = lengths[:, 0]
+
+    def ours(self, ppo: Ppo) -> torch.Tensor:
+        """Our loss of the whole batch beside its gradient."""
+        count = self.entries.of(ppo.loss_agg_mode, most=WIDTH)
+        return sloped(self.new, lambda new: policy_loss(new, self.old, self.gain, self.mask, ppo).loss.over(count))
+
+
+def sloped(at: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A loss there, and its gradient."""
+    at = at.clone().requires_grad_()
+    value = loss(at)
+    (slope,) = torch.autograd.grad(value, at)
+    return torch.cat([value.detach().reshape(1), slope.reshape(-1)])
+
+
+def beside_verl(folder: Path, n: Numbers) -> Iterator[Row]:
+    """Advantages, losses, aggregations and estimators of its `core_algos`."""
+    core = core_algos(folder)
+    mask, index = n.mask.double(), [i // GROUP for i in range(ROWS)]
+    gamma = 0.9
+    asks: dict[str, tuple[Ppo, Callable[..., Any], dict[str, Any]]] = {
+        "GRPO (epsilon alike)": (Ppo(algorithm="grpo", group=GROUP), core.compute_grpo_outcome_advantage, {"epsilon": 1e-4}),
+        "Dr.GRPO": (
+            Ppo(algorithm="grpo", group=GROUP, scale_rewards="none"), core.compute_grpo_outcome_advantage,
+            {"norm_adv_by_std_in_grpo": False},
+        ),
+        "RLOO": (Ppo(algorithm="rloo", group=GROUP), core.compute_rloo_outcome_advantage, {}),
+        "REINFORCE++ with a baseline": (
+            Ppo(algorithm="reinforce_plus_plus_baseline", group=GROUP),
+            core.compute_reinforce_plus_plus_baseline_outcome_advantage, {},
+        ),
+    }  # fmt: skip
+    for name, (ppo, theirs, more) in asks.items():
+        yield name, advantages(n, ppo), theirs(n.rewards.clone(), mask, index=index, **more)[0]
+    ppo = Ppo(algorithm="reinforce_plus_plus", gamma=gamma)
+    theirs = core.compute_reinforce_plus_plus_outcome_advantage(n.rewards, mask, config=Space(gamma=gamma))[0]
+    yield "REINFORCE++", advantages(n, ppo), theirs
+
+    settings = Config(
+        clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.3, clip_ratio_c=3.0, tau_pos=1.0, tau_neg=1.05,
+        global_batch_info={},
+    )  # fmt: skip
+    losses = {
+        "vanilla": core.compute_policy_loss_vanilla, "gspo": core.compute_policy_loss_gspo,
+        "cispo": core.compute_policy_loss_cispo, "sapo": core.compute_policy_loss_sapo,
+    }  # fmt: skip
+    for mode, loss in losses.items():
+        agg = "seq-mean-token-mean" if mode in ("gspo", "sapo") else "token-mean"  # of the two it takes no other
+        dual = 3.0 if mode == "vanilla" else None
+        ppo = Ppo(loss_mode=mode, loss_agg_mode=agg, clip_high=0.3, dual_clip=dual)
+
+        def verls(new: torch.Tensor, loss: Callable[..., Any] = loss, agg: str = agg) -> torch.Tensor:
+            found: torch.Tensor = loss(n.old, new, n.gain, mask, loss_agg_mode=agg, config=settings)[0]
+            return found
+
+        yield f"loss {mode}, with its gradient", n.ours(ppo), sloped(n.new, verls)
+    for how in MODES:
+        ours = summed(n.new, n.mask, how).over(n.entries.of(how, most=WIDTH))
+        theirs = core.agg_loss(n.new, mask, how) / (ROWS if how.endswith("norm") else 1)
+        yield f"aggregation {how}" + (" (theirs over the samples)" if how.endswith("norm") else ""), ours, theirs
+    for kind in ("k1", "k2", "k3", "k1+", "k3+"):
+
+        def mine(new: torch.Tensor, kind: str = kind) -> torch.Tensor:
+            return kl.estimate(kind, new, n.ref, n.mask).sum()
+
+        def verls_kl(new: torch.Tensor, kind: str = kind) -> torch.Tensor:
+            value = core.kl_penalty(new, n.ref, kind.removesuffix("+"))
+            if kind.endswith("+"):  # its own way there ends in NotImplementedError: it looks up the name with the plus
+                slope = core.kl_penalty(new, n.ref, "k2")
+                value = slope - slope.detach() + value.detach()
+            found: torch.Tensor = (value * mask).sum()
+            return found
+
+        yield f"divergence {kind}, with its gradient", sloped(n.new, mine), sloped(n.new, verls_kl)
+    most, buffer, factor = WIDTH, 3, 0.5  # verl/workers/reward_manager/dapo.py has it inside of a loop
+    theirs = torch.tensor(
+        [min(-(int(x) - (most - buffer)) / buffer * factor, 0) for x in n.lengths], dtype=torch.float64
+    )
+    yield "overlong shaping (its line)", overlong_penalties(n.mask, most=most, buffer=buffer, factor=factor), -theirs
+
+
+def advantages(n: Numbers, ppo: Ppo) -> torch.Tensor:
+    """Ours of the whole batch."""
+    found = without_critic(n.rewards, n.mask, ppo)
+    return whiten(found, n.mask, Moments.of(found, n.mask)) if ppo.algorithm in WHITENED else found
+
+
+def beside_trl(n: Numbers) -> Iterator[Row]:
+    """Losses of GRPOTrainer, DPOTrainer and CPOTrainer."""
+    from trl import DPOTrainer, GRPOTrainer
+    from trl.experimental.cpo import CPOTrainer
+
+    kinds: dict[str, tuple[Ppo, dict[str, Any]]] = {
+        "grpo": (Ppo(loss_agg_mode="seq-mean-token-mean", clip_high=0.3), {}),
+        "dapo": (Ppo(clip_high=0.3), {}),
+        "dr_grpo": (Ppo(loss_agg_mode="seq-mean-token-sum-norm", clip_high=0.3), {}),
+        "luspo": (Ppo(loss_agg_mode="seq-mean-token-sum", clip_high=0.3), {}),
+        "grpo, sequence level (GSPO)": (
+            Ppo(loss_mode="gspo", loss_agg_mode="seq-mean-token-mean", clip_high=0.3),
+            {"importance_sampling_level": "sequence"},
+        ),
+        "cispo (epsilon_high is 1 + clip_high, clip_low is 1)": (Ppo(loss_mode="cispo", clip_low=1.0), {"epsilon_high": 1.2}),
+        "sapo": (Ppo(loss_mode="sapo", loss_agg_mode="seq-mean-token-mean"), {}),
+    }  # fmt: skip
+    for name, (ppo, more) in kinds.items():
+
+        def trls(new: torch.Tensor, name: str = name, more: dict[str, Any] = more) -> torch.Tensor:
+            found: torch.Tensor = theirs_of(GRPOTrainer)(grpo_stand_in(name, new, more), None, grpo_inputs(n))
+            return found
+
+        yield f"loss {name}, with its gradient", n.ours(ppo), sloped(n.new, trls)
+
+    half, beta = ROWS // 2, 0.3
+    lengths = (n.lengths[:half], n.lengths[half:])
+    for kind in ("sigmoid", "hinge", "ipo"):
+
+        def mine(new: torch.Tensor, kind: str = kind) -> torch.Tensor:
+            ratios = preference.log_ratios(new, n.ref, n.mask)
+            valid = torch.ones(half, dtype=torch.bool)
+            found = preference.dpo_loss(ratios[:half], ratios[half:], valid, kind=kind, beta=beta, lengths=lengths)
+            return found.loss.over(half)
+
+        def trls_dpo(new: torch.Tensor, kind: str = kind) -> torch.Tensor:
+            found: torch.Tensor = theirs_of(DPOTrainer)(
+                dpo_stand_in(kind, beta), dpo_model(n, new), dpo_inputs(n), False
+            )
+            return found
+
+        yield f"dpo {kind}, with its gradient", sloped(n.new, mine), sloped(n.new, trls_dpo)
+
+    def simpo(new: torch.Tensor) -> torch.Tensor:
+        ratios, valid = torch.where(n.mask, new, 0.0).sum(1), torch.ones(half, dtype=torch.bool)
+        found = preference.dpo_loss(
+            ratios[:half], ratios[half:], valid, kind="simpo", beta=2.0, gamma=0.5, lengths=lengths
+        )
+        return found.loss.over(half)
+
+    def trls_simpo(new: torch.Tensor) -> torch.Tensor:
+        means = torch.where(n.mask, new, 0.0).sum(1) / n.lengths
+        stand_in = Space(
+            loss_type="simpo",
+            simpo_gamma=0.5,
+            beta=2.0,
+            label_smoothing=0.0,
+            alpha=0.0,
+            accelerator=Space(device="cpu"),
+        )
+        found: torch.Tensor = CPOTrainer.cpo_loss(stand_in, means[:half], means[half:])[0].mean()
+        return found
+
+    yield "cpo simpo, with its gradient", sloped(n.new, simpo), sloped(n.new, trls_simpo)
+
+
+def theirs_of(trainer: type) -> Callable[..., Any]:
+    """A trainer's loss, which is a method of its own."""
+    found: Callable[..., Any] = getattr(trainer, "_compute_loss")  # noqa: B009
+    return found
+
+
+def grpo_stand_in(name: str, new: torch.Tensor, more: dict[str, Any]) -> Space:
+    """What GRPOTrainer._compute_loss asks of its trainer."""
+    same = Space(gather=lambda x: x, reduce=lambda x, **_: x, num_processes=1)
+    fields = {
+        "loss_type": name.partition(",")[0].partition(" ")[0], "importance_sampling_level": "token", "epsilon_low": 0.2,
+        "epsilon_high": 0.3, "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+        "aux_loss_enabled": False, "use_vllm": False, "_entropy_bonus_enabled": False, "max_completion_length": WIDTH,
+        "current_gradient_accumulation_steps": 1, "model": Space(training=False), "accelerator": same,
+        "args": Space(delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, use_bias_correction_kl=False),
+        "_metrics": {"eval": defaultdict(list)},
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (new, torch.zeros_like(new), None),
+    }  # fmt: skip
+    return Space(**fields | more)
+
+
+def grpo_inputs(n: Numbers) -> dict[str, torch.Tensor]:
+    """A batch as GRPOTrainer has it."""
+    ids = torch.zeros(ROWS, WIDTH, dtype=torch.long)
+    return {
+        "prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "completion_mask": n.mask.long(),
+        "advantages": n.gain[:, 0], "old_per_token_logps": n.old, "num_items_in_batch": n.mask.sum(),
+    }  # fmt: skip
+
+
+def dpo_stand_in(kind: str, beta: float) -> Space:
+    """What DPOTrainer._compute_loss asks of its trainer."""
+    return Space(
+        model=Space(training=False), loss_types=[kind], loss_weights=[1.0], label_smoothing=0.0, beta=beta, ld_alpha=None,
+        precompute_ref_logps=True, f_divergence_type="reverse_kl", aux_loss_enabled=False, use_weighting=False,
+        _metrics={"eval": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+        accelerator=Space(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
+    )  # fmt: skip
+
+
+def dpo_model(n: Numbers, new: torch.Tensor) -> Callable[..., Space]:
+    """A model that finds these log-probabilities, 0 where masked as TRL's head does."""
+    zero = torch.zeros_like(new)
+    kept = torch.where(n.mask, new, 0.0)
+    return lambda **_: Space(log_probs=kept, entropy=zero, mean_logits=zero, is_top1=zero.bool())
+
+
+def dpo_inputs(n: Numbers) -> dict[str, torch.Tensor]:
+    """A batch as DPOTrainer has it: the chosen ones first; the first token is the prompt's."""
+    mask = torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), n.mask.long()], 1)
+    ref = torch.where(n.mask, n.ref, 0.0).sum(1)
+    chosen, rejected = ref.chunk(2)
+    return {
+        "input_ids": torch.zeros_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask,
+        "ref_chosen_logps": chosen, "ref_rejected_logps": rejected,
+    }  # fmt: skip
+
+
+class Config(dict[str, Any]):
+    """A configuration of verl's: read by name, and asked with `get`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def core_algos(folder: Path) -> Any:
+    """verl's module, from its file; of what it imports only verl's own arithmetic is its own."""
+    arithmetic = folder / "verl/utils/torch_functional.py"
+    wanted = ("clip_by_value", "masked_sum", "masked_mean", "masked_var", "masked_whiten")
+    parts = [f"def {part}" for part in arithmetic.read_text().split("\ndef ") if part.partition("(")[0] in wanted]
+    functional = types.ModuleType("verl.utils.torch_functional")
+    exec("import torch\n" + "\n".join(parts), functional.__dict__)
+    stand_ins = {
+        "omegaconf": {"DictConfig": dict}, "verl": {}, "verl.trainer": {}, "verl.trainer.config": {"AlgoConfig": Space},
+        "verl.utils": {"as_torch_index": None, "group_mean_std": None, "torch_functional": functional},
+        "verl.utils.import_utils": {"deprecated": lambda _: lambda f: f}, "verl.workers": {},
+        "verl.workers.config": {"ActorConfig": Config},
+    }  # fmt: skip
+    for name, held in stand_ins.items():
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__dict__.update(held)
+    sys.modules["verl.utils.torch_functional"] = functional
+    spec = importlib.util.spec_from_file_location("core_algos", folder / "verl/trainer/ppo/core_algos.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    """Prints each row's greatest difference over the draws, of its scale."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--verl", type=Path, help="a checkout of verl")
+    asked.add_argument("--draws", type=int, default=20)
+    options = asked.parse_args()
+    worst: dict[str, float] = defaultdict(float)
+    for seed in range(options.draws):
+        n = Numbers(seed)
+        sides = {"TRL": beside_trl(n)} | ({"verl": beside_verl(options.verl, n)} if options.verl else {})
+        for side, rows in sides.items():
+            for what, ours, theirs in rows:
+                scale = max(float(theirs.abs().max()), 1e-3)
+                name = f"{side}: {what}"
+                worst[name] = max(worst[name], float((ours - theirs).abs().max()) / scale)
+    for name, difference in worst.items():
+        print(f"{difference:8.1e}  {name}")
+    odd = sum(difference > 1e-6 for difference in worst.values())
+    print(f"{len(worst)} rows, {odd} of them differ by more than 1e-6 of their scale")
+    return 1 if odd else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

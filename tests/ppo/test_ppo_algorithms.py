@@ -1,0 +1,110 @@
+"""Each algorithm of docs/ALGORITHMS.md on real processes: the same bits alone, and in a gang of which a worker is killed."""
+
+import sys
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from elastic_kit import events, small, strike
+from gang_kit import Nodes
+
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS, BATCH = 3, 32
+
+# Together they have every advantage, policy loss, aggregation and estimator that a plain PPO or GRPO has not.
+KINDS: dict[str, dict[str, Any]] = {
+    "Dr.GRPO": {
+        "algorithm": "grpo", "group": 4, "scale_rewards": "none", "loss_agg_mode": "seq-mean-token-sum-norm",
+        "kl": {"where": "off"},
+    },
+    "DAPO": {
+        "algorithm": "grpo", "group": 4, "clip_high": 0.28, "overlong_buffer": 2, "kl": {"where": "off"},
+        "scale_rewards": "batch", "filter_groups": True, "gen_batch": 2 * BATCH, "mask_truncated": True,
+    },
+    "RLOO with GSPO": {
+        "algorithm": "rloo", "group": 4, "loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean", "clip_low": 0.01,
+        "kl": {"where": "reward", "estimator": "k2", "coef": 0.01},
+    },
+    "REINFORCE++ with CISPO": {
+        "algorithm": "reinforce_plus_plus", "loss_mode": "cispo", "loss_agg_mode": "seq-mean-token-sum",
+        "kl": {"where": "reward", "coef": 0.01},
+    },
+    "REINFORCE++ with a baseline and SAPO": {
+        "algorithm": "reinforce_plus_plus_baseline", "group": 4, "loss_mode": "sapo",
+        "kl": {"where": "loss", "estimator": "k1+", "coef": 0.01},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    conf = small(tmp_path_factory.mktemp("model"))
+    ppo = {"batch": BATCH, "mini_batch": 16, "micro_tokens": 40, "epochs": 1, "lr": 4e-3}
+    return {**conf, "ppo": ppo}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", KINDS)
+def test_an_algorithm_has_the_same_bits_alone_and_through_a_kill(tmp_path: Path, conf, name: str):
+    conf = {**conf, "ppo": {**conf["ppo"], **KINDS[name]}}
+    found = []
+    for members in (("n0",), ("n0", "n1", "n2")):
+        how: dict[str, Any] = {"steps": STEPS, "lanes": 4, "program": "ppo_ends", "conf": conf}
+        with Nodes(tmp_path / str(len(members)), copies=min(1, len(members) - 1), **how) as gang:
+            ends = gang.folder / "ends"
+            ends.mkdir()
+            gang.env["PPO_ENDS"] = str(ends)
+            gang.plan(*members)
+            if members[1:]:
+                gang.until_sealed(1)
+                strike(gang, "n1", "update", after_ms=3)
+            gang.until_done()
+            found.append(outcome(gang, conf["ppo"].get("group", 1), conf["ppo"].get("gen_batch", BATCH)))
+            drawn, trained = (conf["ppo"].get(name, BATCH) // 4 for name in ("gen_batch", "batch"))
+            filtered = audit(gang.run_dir).filtered
+            assert filtered >= STEPS * (drawn - trained), "each prompt is used or filtered, once"
+    assert found[0] == found[1]
+    assert len(set(found[0].values())) == STEPS + 1, "each step has trained"
+
+
+@pytest.mark.timeout(300)
+def test_an_update_of_which_one_lane_is_not_finite_is_skipped_by_all_workers_and_the_ledger_says_so(
+    tmp_path: Path, conf
+):
+    conf = {**conf, "ppo": {**conf["ppo"], "not_finite": "skip"}, "telemetry": {"format": "json"}}
+    found = []
+    for world, strategy in ((1, "replicated"), (3, "replicated"), (2, "fsdp")):
+        members = [f"n{i}" for i in range(world)]
+        it = {**conf, "model": {**conf["model"], "strategy": strategy}}
+        how: dict[str, Any] = {"steps": STEPS, "lanes": 4, "program": "ppo_ends", "conf": it}
+        with Nodes(tmp_path / f"{world}-{strategy}", copies=min(1, world - 1), **how) as gang:
+            ends = gang.folder / "ends"
+            ends.mkdir()
+            gang.env |= {"PPO_ENDS": str(ends), "PPO_NAN": "[1, 0, 2]"}
+            gang.plan(*members)
+            log = gang.workers["n0"].log
+            if world == 3:
+                gang.until_sealed(2)
+                strike(gang, "n1", "update", after_ms=3)
+            gang.until_done()
+            found.append(outcome(gang, 1))
+            assert audit(gang.run_dir).skipped == 16, "the samples of the update"
+            told = [event["metrics"] for event in events(log) if event["event"] == "ppo.step"]
+            assert [metrics.get("skipped") for metrics in told] == [None, 1.0, None]
+            assert all(isfinite(value) for metrics in told for value in metrics.values())
+            assert "update 0 of step 1 is skipped on all ranks" in log.read_text()
+    assert found[0] == found[1] == found[2]
+
+
+def outcome(gang: Nodes, group: int, drawn: int = BATCH) -> dict[int, str]:
+    told, used = read(gang.run_dir), audit(gang.run_dir)
+    assert not told.findings, told.findings
+    assert used.ok, used.sentence
+    assert (used.steps, used.samples) == (STEPS, STEPS * drawn // group)
+    return dict(told.steps)
