@@ -25,7 +25,7 @@ from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
+from elasticrl.ppo.rollout.made import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import buckets
@@ -114,7 +114,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
-    data = prompts.load(tree.data, tokenizer, kept_tokens(base))
+    data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
@@ -148,17 +148,19 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     engine = away or TorchEngine(
         body(roles.actor), sampling, lockstep=gathers, whole=gathers and tree.rollout.gather, check=run.check
     )
+    feed = Feed(cursor, data)
     trainer = Trainer(
         run,
         roles,
         ppo=ppo,
         lanes=lanes,
         steps=tree.job.steps,
-        feed=Feed(cursor, data),
+        feed=feed,
         sizes=passes,
         engine=engine,
         scorer=scorer,
         overlap=tree.rollout.overlap,
+        episodes=episodes_of(tree, base, run, engine, feed, tokenizer),
     )
     base.register(data=cursor, kl=trainer.coefficient)
 

@@ -67,18 +67,31 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
     return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
 
 
-def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
+def group_advantages(
+    scores: torch.Tensor, mask: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
+) -> torch.Tensor:
     """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
 
     Samples of a group are neighbours: rows 0 to group - 1 are the first. It is divided by the group's standard deviation, which
-    favours prompts that are almost always, or almost never, answered well.
+    favours prompts that are almost always, or almost never, answered well. Samples that are `lost` have no score: the others
+    are compared among themselves.
     """
     assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
     groups = scores.view(-1, group)
+    if lost is not None and lost.any():
+        return torch.where(mask, _gain_of_those_there(groups, ~lost.view(-1, group)).reshape(-1, 1), 0.0)
     gain = groups - groups.mean(1, keepdim=True)
     if group > 1 and len(scores):
         gain = gain / (groups.std(1, keepdim=True) + 1e-4)
     return torch.where(mask, gain.reshape(-1, 1), 0.0)
+
+
+def _gain_of_those_there(groups: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """As `group_advantages`, where groups differ in size."""
+    count = there.sum(1, keepdim=True)
+    gain = torch.where(there, groups - (groups * there).sum(1, keepdim=True) / count.clamp(min=1), 0.0)
+    std = (gain.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(count > 1, gain / (std + 1e-4), 0.0)
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:

@@ -195,7 +195,9 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
-    found["ended"] = whole.sums["ended"] / max(m["scores"].count, 1.0)
+    if "turns" in m:
+        found |= {"turns": m["turns"].mean, "lost": whole.sums["lost"], "troubles": whole.sums["troubles"]}
+    found["ended"] = whole.sums["ended"] / max(m["length"].count, 1.0)
     return found | passing(whole)
 
 

@@ -28,6 +28,7 @@ from elasticrl.runtime.scalars import Tally
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.rollout.episodes import Episodes
     from elasticrl.ppo.run import Run
 
 
@@ -50,14 +51,18 @@ class Trainer:
         engine: Engine | None = None,
         scorer: Scorer | None = None,
         overlap: bool = False,
+        episodes: Episodes | None = None,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
         self.engine, self.scorer = engine, scorer
-        self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+        self.generator = episodes or (
+            Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+        )
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not isinstance(scorer, Function)
-        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked)
+        self.turns = episodes is not None
+        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -91,8 +96,11 @@ class Trainer:
 
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
-        assert self.scorer is not None
         todo = self._todo(stage)
+        if self.scorer is None:  # an environment has said it all
+            for lane in todo:
+                self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
+            return
         if isinstance(self.scorer, Endpoint):
             lanes = list(dict.fromkeys(todo))
             for lane, scores in zip(lanes, self.scorer.each([self._answers(lane) for lane in lanes]), strict=True):
@@ -145,19 +153,24 @@ class Trainer:
                 rows["scores"], mask, rows["ended"], penalty=ppo.missing_eos_penalty, kl=divergence, coef=coef
             )
             if ppo.algorithm == "grpo":
-                buffer.put(lane, advantages=group_advantages(rewards.sum(1), mask, ppo.group))
+                lost = rows.get("lost")
+                buffer.put(lane, advantages=group_advantages(rewards.sum(1), mask, ppo.group, lost=lost))
             else:
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
                 tally.spread("returns", returns, mask)
                 tally.spread("errors", returns - rows["values"], mask)
             tally.spread("advantages", rows["advantages"], mask)
-            tally.spread("scores", rows["scores"].sum(1))
-            tally.spread("kl", divergence.sum(1))
-            tally.spread("kl_per_token", divergence.sum(1) / mask.sum(1).clamp(min=1))
+            there = ~rows["lost"] if self.turns else None
+            tally.spread("scores", rows["scores"].sum(1), there)
+            tally.spread("kl", divergence.sum(1), there)
+            tally.spread("kl_per_token", divergence.sum(1) / mask.sum(1).clamp(min=1), there)
             tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
-            tally.spread("length", mask.sum(1))
+            tally.spread("length", mask.sum(1), there)
             tally.add(ended=rows["ended"].sum().item())
+            if self.turns:
+                tally.spread("turns", rows["turns"])
+                tally.add(lost=rows["lost"].sum().item(), troubles=rows["troubles"].sum().item())
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
@@ -265,7 +278,9 @@ class Trainer:
         ]
 
     def _score(self, lane: int, scores: Sequence[Score]) -> None:
-        self.run.buffer.put(lane, scores=placed(scores, self.run.buffer.rows[lane]["mask"]))
+        rows = self.run.buffer.rows[lane]
+        found = placed(scores, rows["mask"])
+        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found)
 
     def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
         said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()

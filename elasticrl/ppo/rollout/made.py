@@ -12,18 +12,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.ppo import models
+from elasticrl.ppo.environments import made_by
+from elasticrl.ppo.prompts import arguments_of
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.away import ROLL, Away, Roll
+from elasticrl.ppo.rollout.calls import Desk, Patience
 from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.episodes import Episodes, Turns, Words
+from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import Service
+from elasticrl.ppo.rollout.tape import Tape
 from elasticrl.runtime.vault.slots import word
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elasticrl.config import Tree
     from elasticrl.ppo.elastic import ElasticRun
+    from elasticrl.ppo.generation import Feed
     from elasticrl.runtime.context import Context
+    from elasticrl.runtime.run import Run
 
 
 def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
@@ -67,6 +77,35 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
         say=say,
     )
     return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True), alone=run.base.alone)
+
+
+def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: object, feed: Feed, tokenizer: Any) -> Episodes | None:
+    """The environment's turns. None where a sample is one answer."""
+    asked, where, ppo = tree.environment, base.context, tree.ppo
+    if asked.function is None:
+        return None
+    assert isinstance(engine, TorchEngine), "the configuration was checked"
+    patience = Patience(
+        timeout_s=asked.timeout_s, retries=asked.retries, at_once=asked.at_once, holds=asked.trouble == "hold",
+        deadline_s=tree.timeouts.phase.rollout_s or tree.timeouts.default_phase_s,
+    )  # fmt: skip
+    # Who trains alone is not replaced.
+    tape = Tape(None if where.alone else where.vault.with_name(f"{where.vault.name}.tape"))
+    desk = Desk(
+        asked.function, made_by(asked.function), patience, tape,
+        check=run.check, waits=lambda: base.waits(alone=True), alone=base.alone,
+    )  # fmt: skip
+    most = tree.rollout.max_tokens
+    turns = Turns(most=asked.turns, tokens=asked.turn_tokens or most)
+    told = arguments_of(tree.data, tools_of(tree))
+    words = Words(tokenizer=tokenizer, ends=engine.sampling.eos, told=told)
+    return Episodes(run, engine, feed, desk=desk, words=words, turns=turns, group=ppo.group)
+
+
+def tools_of(tree: Tree) -> Sequence[Any]:
+    """What the prompts' chat template is told that the policy may call."""
+    found: Sequence[Any] = getattr(made_by(tree.environment.function), "tools", ()) if tree.environment.function else ()
+    return found
 
 
 def way(asked: str, nodes: int) -> str:
