@@ -324,8 +324,8 @@ class Data(Section):
     """true puts prompts into the tokenizer's chat template; false takes them as they are. A template that prints the day is
     told 1 January 2026, always: prompts that change overnight would be other data."""
     template_arguments: Mapped = Names()
-    """What the chat template is told beside the messages, such as enable_thinking, for prompts and for an environment's replies.
-    A text that is JSON is read as such: "false" is false."""
+    """What the chat template is told beside the messages, such as enable_thinking, for prompts and for an environment's
+    replies. A text that is JSON is read as such: "false" is false."""
     max_prompt: Count = 512
     """Tokens of a prompt at most; longer ones are left out, and counted. More keeps more of the data, at more memory."""
     shuffle: bool = True
