@@ -123,21 +123,26 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         ),
         group=ppo.group,
     )  # fmt: skip
-    scorer = rewards.of(
-        tree.reward,
-        deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
-        check=lambda: base.check("reward"),
-        waits=lambda: base.waits(alone=True),
-        alone=base.alone,
-        load=lambda name: rewards.RewardModel(
-            model=nn.Module()
-            if reward_away
-            else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
-            sizes=passes,
-            pad=tokenizer.pad_token_id,
-            collective=collective(tree, "reward"),
-            judge=judge if reward_away else None,
-        ),
+    scored = any((tree.reward.function, tree.reward.model, tree.reward.url)) or tree.environment.function is None
+    scorer = (
+        rewards.of(
+            tree.reward,
+            deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
+            check=lambda: base.check("reward"),
+            waits=lambda: base.waits(alone=True),
+            alone=base.alone,
+            load=lambda name: rewards.RewardModel(
+                model=nn.Module()
+                if reward_away
+                else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
+                sizes=passes,
+                pad=tokenizer.pad_token_id,
+                collective=collective(tree, "reward"),
+                judge=judge if reward_away else None,
+            ),
+        )
+        if scored
+        else None
     )
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,

@@ -362,8 +362,8 @@ def of(
     check: Callable[[], None] = lambda: None,
     waits: Callable[[], None] = lambda: None,
     alone: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Scorer | None:
-    """The one that the configuration names. `load` makes a reward model from a path. None where an environment scores alone."""
+) -> Scorer:
+    """The one that the configuration names. `load` makes a reward model from a path."""
     if reward.function is not None:
         return Function.named(reward.function)
     if reward.url is not None:
@@ -373,4 +373,4 @@ def of(
         )  # fmt: skip
     if reward.model is not None:
         return load(reward.model)
-    return None
+    raise RewardError("nothing scores the samples; set one of reward.function, reward.model and reward.url")
