@@ -593,14 +593,14 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
-        rule="must be null but for ppo and grpo with rollout.engine: torch, which alone goes on after a reply",
+        rule="must be null but for ppo and grpo with rollout.engine: torch or served, which go on after a reply",
         broken=lambda t: (
-            _ours(t) and t.environment.function is not None and not (_generates(t) and t.rollout.engine == "torch")
+            _ours(t) and t.environment.function is not None and not (_generates(t) and t.rollout.engine != "vllm")
         ),
         values=lambda t: (
             f"it is {t.environment.function}, with algorithm: {t.ppo.algorithm} and engine: {t.rollout.engine}"
         ),
-        remedy="Set engine: torch, or remove environment.function.",
+        remedy="Set engine: torch or served, or remove environment.function.",
     ),
     Relation(
         keys=("environment.function", "rollout.overlap", "ppo.algorithm", "job.program"),

@@ -24,6 +24,7 @@ from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
+from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.made import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.outside import Outside
@@ -75,6 +76,8 @@ def main(config: str | None = None) -> None:
         reporter.close(sealed=base.sealed, rank=base.rank)
         if isinstance(trainer.engine, Outside):
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
+        if isinstance(trainer.generator, Episodes):
+            trainer.generator.end()
 
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:

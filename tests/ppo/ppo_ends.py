@@ -48,8 +48,8 @@ def phase(run: Run, name: str) -> Iterator[None]:
         yield
 
 
-def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int, **more: Any) -> Samples:
-    found = generate(engine, requests, version=version, **more)
+def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int) -> Samples:
+    found = generate(engine, requests, version=version)
     if path := os.environ.get("PPO_GENERATED"):
         line = {"generation": here[0].generation, "version": version, "ids": [request.id for request in requests]}
         with Path(path).open("a") as file:

@@ -37,6 +37,16 @@ def test_any_number_of_workers_trains_on_turns_to_the_same_bits(
         assert outcome(gang) == undisturbed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_engine_that_is_a_process_of_its_own_makes_the_same_bits(tmp_path: Path, conf, undisturbed):
+    conf = {**conf, "rollout": {**conf["rollout"], "engine": "served"}}
+    with nodes(tmp_path, conf) as gang:
+        gang.plan("n0", "n1")
+        gang.until_done(within_s=240.0)
+        assert outcome(gang) == undisturbed
+
+
 @pytest.mark.timeout(600)
 def test_kills_in_turns_and_in_calls_cost_no_bit_and_each_reply_is_used_once(tmp_path: Path, conf, undisturbed):
     calls = tmp_path / "calls"

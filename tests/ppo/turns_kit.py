@@ -12,7 +12,7 @@ from elasticrl.ppo.prompts import Prompt, encode
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.calls import Desk, Patience
 from elasticrl.ppo.rollout.engine import Sampling
-from elasticrl.ppo.rollout.episodes import Episodes, Turns, Words
+from elasticrl.ppo.rollout.episodes import Episodes, Shape, Words
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.tape import Tape
 from elasticrl.ppo.sizes import of, parts_of
@@ -61,13 +61,15 @@ def turned(
     )  # fmt: skip
     per_lane = ppo.batch // lanes
     sampling = Sampling(
-        prompt_tokens=5, max_tokens=room, rows=per_lane, eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id
+        prompt_tokens=5 + room, max_tokens=4, rows=per_lane, eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id
     )
     engine = TorchEngine(actor, sampling)
     feed = InOrder(Products(tokenizer), per_lane=per_lane // ppo.group, lanes=lanes, seed=0)
     desk = Desk(environment, made_by(environment), patience, tape or Tape(None))
     words = Words(tokenizer=tokenizer, ends=sampling.eos)
-    episodes = Episodes(run, engine, feed, desk=desk, words=words, turns=Turns(most=turns, tokens=4), group=ppo.group)
+    episodes = Episodes(
+        run, engine, feed, desk=desk, words=words, shape=Shape(turns=turns, prompt=5, answer=room), group=ppo.group
+    )
     ref = models.reference(model, path) if ppo.kl.where != "off" else None
     roles = Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer)
     trainer = Trainer(

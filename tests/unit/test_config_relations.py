@@ -457,9 +457,9 @@ CASES = [
     ),
     Case(
         "environment.function",
-        "which alone goes on after a reply",
-        ["environment.function=tools:Search", "rollout.engine=served"],
-        "it is tools:Search, with algorithm: ppo and engine: served",
+        "which go on after a reply",
+        ["environment.function=tools:Search", "rollout.engine=vllm"],
+        "it is tools:Search, with algorithm: ppo and engine: vllm",
         ["rollout.engine=torch"],
         "Set engine: torch",
     ),

@@ -8,7 +8,7 @@ again elsewhere, the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -38,9 +38,6 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     seed: int
-    tokens: int = field(
-        default=0, repr=False
-    )  # at most; 0: as many as the engine's sampling allows. One that says it: all do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

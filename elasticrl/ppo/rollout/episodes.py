@@ -9,7 +9,7 @@ advantage and no log-probability is of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,8 +19,8 @@ from elasticrl.ppo.generation import requests_of
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
-from elasticrl.ppo.rollout.engine import Request, Sampling
-from elasticrl.ppo.rollout.inline import TorchEngine, left_padded
+from elasticrl.ppo.rollout.engine import Engine, Request
+from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
 
@@ -68,24 +68,28 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """How many there are, and how long a message may be. Example: Turns(most=4, tokens=64)"""
+class Shape:
+    """Of a job's samples: turns at most, and tokens of the prompt and of all that follows it. Constants, as of `Sampling`.
 
-    most: int
-    tokens: int
+    Example: Shape(turns=4, prompt=512, answer=1024)
+    """
+
+    turns: int
+    prompt: int
+    answer: int
 
 
 class Episodes:
-    """In place of a `Generator`. `group` is the samples of each prompt."""
+    """In place of a `Generator`. `group` is the samples of each prompt. The engine's prompts are a whole sample wide, its
+    answers one message long (`made.sampling_of`).
+    """
 
     def __init__(
-        self, run: Run, engine: TorchEngine, feed: Feed, *, desk: Desk, words: Words, turns: Turns, group: int = 1
+        self, run: Run, engine: Engine, feed: Feed, *, desk: Desk, words: Words, shape: Shape, group: int = 1
     ) -> None:
         self.run, self.engine, self.feed, self.desk = run, engine, feed, desk
-        self.words, self.turns, self.group = words, turns, group
-        s = engine.sampling
-        # One shape for all turns: what was said so far stands where a prompt does.
-        self.sampling = replace(s, prompt_tokens=s.prompt_tokens + s.max_tokens, max_tokens=turns.tokens)
+        self.words, self.shape, self.group = words, shape, group
+        assert engine.sampling.prompt_tokens == shape.prompt + shape.answer
 
     def rollout(self) -> None:
         """All samples of this step, from where they are."""
@@ -93,7 +97,7 @@ class Episodes:
         if self.engine.version != self.run.version:
             self.engine.publish(self.run.version)
         self._open()
-        for turn in range(RESET, self.turns.most):
+        for turn in range(RESET, self.shape.turns):
             if turn != RESET:
                 self._once(f"turn {turn}", turn, self._say)
             self._once(f"reply {turn}", turn, self._ask)
@@ -112,6 +116,10 @@ class Episodes:
     def ahead(self) -> None:
         """As a Generator's."""
 
+    def end(self) -> None:
+        """This node is let go, or all steps are made."""
+        self.desk.tape.remove()
+
     def _once(self, name: str, turn: int, work: Any) -> None:
         """Unless it is done and kept. Keeping seals what was kept before, so a reply before the next message goes out."""
         if name not in self.run.buffer.done:
@@ -123,9 +131,9 @@ class Episodes:
         step, buffer = self.run.streams.step, self.run.buffer
         for lane in dict.fromkeys(self.run.lanes):
             if not buffer.has(lane, ("tokens",)):
-                asked = self._requests(step, lane)
+                asked = requests_of(self.feed(step, lane), self.group, self._streams())
                 buffer.ids[lane] = [request.id for request in asked]
-                buffer.put(lane, **opened(asked, self.engine.sampling))
+                buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad))
 
     def _left(self) -> bool:
         """Whether any episode goes on, in whatever lane. Collective."""
@@ -136,26 +144,36 @@ class Episodes:
         return self.run.exchange(tallies).sums["left"] > 0
 
     def _say(self, turn: int) -> None:
-        """The policy's messages of this turn."""
-        lanes = self.run.lanes
-        for lane in lanes if self.run.lockstep else dict.fromkeys(lanes):
-            rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
-            said = bool((rows["turn"] == turn + 1).any())  # a lane may come twice
-            places = [] if said else (~rows["over"]).nonzero()[:, 0].tolist()
-            streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
-            asked = [self._request(rows, i, streams.number(f"sample {names[i]}, turn {turn}")) for i in places]
-            if asked or self.run.lockstep:
-                found = self.engine.generate(asked, version=self.run.version, sampling=self.sampling)
-                answers = found.tokens[:, self.sampling.prompt_tokens :]
-                kept = {name: value.clone() for name, value in rows.items()}
-                for place, tokens, mask, scores in zip(places, answers, found.mask, found.logprobs, strict=True):
-                    append(kept, place, turn, tokens[mask].tolist(), scores[mask])
-                self.run.buffer.put(lane, **kept)
+        """The policy's messages of this turn: a lane at a time, or all at once where the engine is nobody's collective."""
+        lanes = list(self.run.lanes if self.run.lockstep and self.engine.by_lane else dict.fromkeys(self.run.lanes))
+        for together in [[lane] for lane in lanes] if self.engine.by_lane else [lanes]:
+            asked = {lane: self._silent(lane, turn) for lane in together}
+            requests = [request for its in asked.values() for request in its.values()]
+            if requests or (self.run.lockstep and self.engine.by_lane):
+                found = self.engine.generate(requests, version=self.run.version)
+                answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
+                for lane, its in asked.items():
+                    self.run.buffer.put(lane, **self._heard(lane, turn, {place: next(answers) for place in its}))
 
-    def _request(self, rows: Rows, place: int, seed: int) -> Request:
-        said = tuple(rows["tokens"][place][rows["attention"][place]].tolist())
-        room = rows["mask"].shape[1] - length_of(rows, place)
-        return Request(id="", prompt=said, seed=seed, tokens=min(self.turns.tokens, room))
+    def _silent(self, lane: int, turn: int) -> dict[int, Request]:
+        """What is to be generated of a lane, by place; nothing if it came before, as one of lockstep may."""
+        rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
+        if bool((rows["turn"] == turn + 1).any()):
+            return {}
+        streams, found = self._streams(), {}
+        for place in (~rows["over"]).nonzero()[:, 0].tolist():
+            said = tuple(rows["tokens"][place][rows["attention"][place]].tolist())
+            name = names[place]
+            found[place] = Request(id=name, prompt=said, seed=streams.number(f"sample {name}, turn {turn}"))
+        return found
+
+    def _heard(self, lane: int, turn: int, answers: Mapping[int, tuple[torch.Tensor, ...]]) -> Rows:
+        """The rows with these messages, cut where there is no room for more."""
+        kept = {name: value.clone() for name, value in self.run.buffer.rows[lane].items()}
+        for place, (tokens, mask, scores) in answers.items():
+            room = self.shape.answer - length_of(kept, place)
+            append(kept, place, turn, tokens[mask][:room].tolist(), scores[mask][:room])
+        return kept
 
     def _ask(self, turn: int) -> None:
         """The environment's replies to them."""
@@ -171,7 +189,7 @@ class Episodes:
 
     def _calls(self, lane: int, turn: int) -> list[tuple[int, Call]]:
         rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
-        streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
+        streams = self._streams()
         prompts = [prompt for _, prompt in self.feed(self.run.streams.step, lane) for _ in range(self.group)]
         states, found = unpacked(rows.get("state")), []
         for place, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
@@ -211,27 +229,28 @@ class Episodes:
         seen = self.words.observation(reply.observation)
         spoke = said(rows, place, turn)
         cut = turn != RESET and not (spoke and spoke[-1] in self.words.ends)
-        room = rows["mask"].shape[1] - length_of(rows, place)
+        room = self.shape.answer - length_of(rows, place)
         if reply.done and turn != RESET:
             rows["ended"][place], rows["over"][place] = not cut, True
-        elif cut or turn + 1 == self.turns.most or len(seen) >= room:
+        elif cut or turn + 1 == self.shape.turns or len(seen) >= room:
             rows["over"][place] = True
             if turn == RESET:  # not a word of the policy's
                 lose(rows, place)
         else:
             append(rows, place, turn, seen)
 
-    def _requests(self, step: int, lane: int) -> list[Request]:
-        return requests_of(self.feed(step, lane), self.group, Streams(seed=self.run.streams.seed, step=step))
+    def _streams(self) -> Streams:
+        """Those of the step: a sample's do not depend on the lane or the update."""
+        return Streams(seed=self.run.streams.seed, step=self.run.streams.step)
 
 
-def opened(asked: Sequence[Request], s: Sampling) -> Rows:
+def opened(asked: Sequence[Request], shape: Shape, pad: int) -> Rows:
     """Rows of samples of which nothing but the prompt is there."""
-    count, answer = len(asked), s.max_tokens
-    prompts, real = left_padded([request.prompt for request in asked], s.prompt_tokens, s.pad)
+    count, answer = len(asked), shape.answer
+    prompts, real = left_padded([request.prompt for request in asked], shape.prompt, pad)
     no = torch.zeros(count, answer, dtype=torch.bool)
     return {
-        "tokens": torch.cat([prompts, torch.full((count, answer), s.pad)], 1),
+        "tokens": torch.cat([prompts, torch.full((count, answer), pad)], 1),
         "attention": torch.cat([real, no], 1),
         "mask": no,
         "rollout_logprobs": torch.zeros(count, answer),

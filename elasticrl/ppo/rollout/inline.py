@@ -48,8 +48,8 @@ class TorchEngine:
         self.version = version
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Request], *, version: int, sampling: Sampling | None = None) -> Samples:
-        """In blocks of `rows`; with another `sampling` for this once."""
+    def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
+        """In blocks of `rows`."""
         if version != self.version:
             raise StaleWeights(
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
@@ -59,7 +59,7 @@ class TorchEngine:
             every = self.lockstep and not stays
             # Without requests a block of padding goes through all the same: it may be a collective.
             starts = range(0, max(len(requests), 1), self.rows)
-            parts = [self._block(requests[i : i + self.rows], sampling or self.sampling, every) for i in starts]
+            parts = [self._block(requests[i : i + self.rows], every) for i in starts]
         tokens, attention, mask, scores, ended = (torch.cat(column) for column in zip(*parts, strict=True))
         return Samples(
             ids=tuple(request.id for request in requests),
@@ -71,15 +71,14 @@ class TorchEngine:
             version=version,
         )
 
-    def _block(self, requests: Sequence[Request], s: Sampling, every: bool) -> tuple[torch.Tensor, ...]:
-        real = len(requests)
+    def _block(self, requests: Sequence[Request], every: bool) -> tuple[torch.Tensor, ...]:
+        s, real = self.sampling, len(requests)
         filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0)
         filled = [*requests, *[filler] * (self.rows - real)]
         device = next(self.model.parameters()).device
         prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], s.prompt_tokens, s.pad))
         noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
         eos = torch.tensor(s.eos, device=device)
-        limits = torch.tensor([r.tokens for r in filled], device=device) if any(r.tokens for r in requests) else None
 
         response = torch.full((self.rows, s.max_tokens), s.pad, device=device)
         mask = torch.zeros(self.rows, s.max_tokens, dtype=torch.bool, device=device)
@@ -102,13 +101,12 @@ class TorchEngine:
             )
             cache, logits = out.past_key_values, out.logits[:, -1]
             token = draw(logits, noise[:, t], s)
-            over = ended if limits is None else ended | (limits <= t)
-            mask[:, t] = ~over
-            response[:, t] = torch.where(over, s.pad, token)
-            scores[:, t] = torch.where(over, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
-            ended = ended | (torch.isin(token, eos) & ~over)
+            mask[:, t] = ~ended
+            response[:, t] = torch.where(ended, s.pad, token)
+            scores[:, t] = torch.where(ended, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
+            ended = ended | torch.isin(token, eos)
             given, position = response[:, t : t + 1], position[:, -1:] + 1
-            if not every and bool((ended if limits is None else ended | (limits <= t + 1)).all()):
+            if not every and bool(ended.all()):
                 break
         found = (torch.cat([prompts, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
         there = tuple(value[:real].cpu() for value in found)
