@@ -50,7 +50,7 @@ class Task:
 
     id: str
     prompt: str
-    seed: int  # of this sample in this step; all chance of an episode should come from it
+    seed: int  # of the prompt in this step, so alike in a group; all chance of an episode should come from it
     record: Mapping[str, Any] = field(default_factory=dict)  # the prompt's other fields
 
 

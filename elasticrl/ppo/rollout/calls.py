@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,26 +27,26 @@ from elasticrl.ppo.environments import (
     is_trouble,
     observed,
 )
+from elasticrl.ppo.rewards import TURN_S, seldom
 from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
 
 _T = TypeVar("_T")
-TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 PAUSE_S = (0.1, 5.0)  # before the second try, and at most
 RESET = -1  # the turn before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One message to one environment, or its reset. `past` are the messages before it.
+    """One message to one environment, or its reset. `past` tells the messages before it.
 
-    Example: Call(lane=0, task=Task(...), turn=0, message=Message(...), past=(), state=None)
+    Example: Call(lane=0, task=Task(...), turn=0, message=Message(...), state=None)
     """
 
     lane: int
     task: Task
     turn: int
     message: Message | None = None
-    past: tuple[Message, ...] = ()
+    past: Callable[[], Sequence[Message]] = tuple
     state: str | None = None  # what the environment saved of itself after the turn before
 
     @property
@@ -90,6 +90,7 @@ class Desk:
     ) -> None:
         self.name, self.make, self.patience, self.tape = name, make, patience, tape
         self.check, self.waits, self.alone = check, waits, alone
+        self._step = -1
         self._live: dict[str, tuple[int, Environment]] = {}  # by sample: the last turn that it has answered
         self._flights: dict[str, Future[Outcome]] = {}
         self._lock = threading.Lock()
@@ -114,22 +115,32 @@ class Desk:
         queue = iter(todo)
         for _ in range(min(self.patience.at_once, len(todo))):
             threading.Thread(target=self._work, args=(queue, ends, gone), name="environment", daemon=True).start()
+        waits = seldom(self.waits)
         try:
             with self.alone():
                 while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
                     for future in left.done:
                         future.result()  # raises what failed, while others are still asked
                     self.check()
-                    self.waits()
+                    waits()
             return [future.result() for future in found]
         finally:
             gone.set()
 
+    def begin(self, step: int) -> None:
+        """A step's episodes come now, or go on."""
+        if step != self._step:
+            self.forget()
+        self._step = step
+        self.tape.begin(step)
+
     def forget(self) -> None:
-        """The step's episodes are over."""
-        for _, environment in self._live.values():
-            getattr(environment, "close", lambda: None)()
-        self._live = {}
+        """The step's episodes are over. Nobody waits for what takes its time to close."""
+        with self._lock:
+            over = [environment for _, environment in self._live.values()]
+            self._live = {}
+        if over:
+            threading.Thread(target=lambda: list(map(close, over)), name="environment", daemon=True).start()
 
     def _work(self, queue: Any, ends: float, gone: threading.Event) -> None:
         while not gone.is_set():
@@ -159,7 +170,7 @@ class Desk:
         troubles, pause_s = 0, PAUSE_S[0]
         while True:
             try:
-                environment, taped = within(lambda: self._once(call), patience.timeout_s)
+                environment, taped = within(lambda: self._once(call), patience.timeout_s, late=lambda it: close(it[0]))
             except _Failed as trouble:
                 last = trouble
             else:
@@ -193,6 +204,7 @@ class Desk:
         except EnvironmentFault:
             raise
         except Exception as error:
+            close(environment)
             if is_trouble(error, tuple(getattr(environment, "troubles", ()))):
                 raise _Failed(f"{type(error).__name__}: {error}") from error
             raise EnvironmentFault(f"{who} failed: {error!r}") from error
@@ -207,7 +219,7 @@ class Desk:
             environment.load(call.state)  # type: ignore[attr-defined] # what saves can load
             return environment
         environment.reset(call.task)
-        for message in call.past:
+        for message in call.past():
             environment.step(message)
         return environment
 
@@ -216,17 +228,28 @@ class _Failed(Exception):
     """Of one try: what it was."""
 
 
-def within(work: Callable[[], _T], timeout_s: float) -> _T:
-    """What `work` returns or raises; _Failed if it takes longer. Nobody waits for it any more then."""
+def close(environment: Environment | None) -> None:
+    """If it can be; what comes of it changes nothing."""
+    with suppress(Exception):
+        getattr(environment, "close", lambda: None)()
+
+
+def within(work: Callable[[], _T], timeout_s: float, *, late: Callable[[_T], None]) -> _T:
+    """What `work` returns or raises; _Failed if it takes longer. Nobody waits for it any more then, and what it returns
+    after all is given to `late`.
+    """
     future: Future[_T] = Future()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            found = work()
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             future.set_exception(error)
+        else:
+            future.set_result(found)
 
     threading.Thread(target=run, name="environment call", daemon=True).start()
     if not wait([future], timeout_s).done:
+        future.add_done_callback(lambda it: None if it.exception() else late(it.result()))
         raise _Failed(f"no answer within {timeout_s:g} s")
     return future.result()

@@ -8,13 +8,14 @@ advantage and no log-probability is of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from elasticrl.ppo.environments import Message, Observation, Reply, Task
+from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
 from elasticrl.ppo.generation import requests_of
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
@@ -27,7 +28,6 @@ from elasticrl.runtime.scalars import Tally
 if TYPE_CHECKING:
     from elasticrl.ppo.batches import Rows
     from elasticrl.ppo.generation import Feed
-    from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
 
 OWN = ("turn", "over", "state")  # rows that nobody needs once the episodes are over
@@ -54,7 +54,12 @@ class Words:
         if isinstance(seen, str):
             return tuple(self.tokenizer(seen, add_special_tokens=False)["input_ids"]) if seen else ()
         if not seen or isinstance(seen[0], int):
-            return cast("tuple[int, ...]", seen)
+            tokens = cast("tuple[int, ...]", seen)
+            if strange := [token for token in tokens if not 0 <= token < len(self.tokenizer)]:
+                raise EnvironmentFault(
+                    f"an observation has token {strange[0]}, which is none of the tokenizer's {len(self.tokenizer)}"
+                )
+            return tokens
         return self._templated(seen)
 
     def _templated(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -93,7 +98,9 @@ class Episodes:
 
     def rollout(self) -> None:
         """All samples of this step, from where they are."""
-        self.desk.tape.begin(self.run.streams.step)
+        if all(self.run.buffer.has(lane, ("turns",)) for lane in self.run.lanes):
+            return  # cut short behind them
+        self.desk.begin(self.run.streams.step)
         if self.engine.version != self.run.version:
             self.engine.publish(self.run.version)
         self._open()
@@ -120,7 +127,7 @@ class Episodes:
         """This node is let go, or all steps are made."""
         self.desk.tape.remove()
 
-    def _once(self, name: str, turn: int, work: Any) -> None:
+    def _once(self, name: str, turn: int, work: Callable[[int], None]) -> None:
         """Unless it is done and kept. Keeping seals what was kept before, so a reply before the next message goes out."""
         if name not in self.run.buffer.done:
             with self.run.part("environment" if work == self._ask else "rollout"):
@@ -171,7 +178,7 @@ class Episodes:
         """The rows with these messages, cut where there is no room for more."""
         kept = {name: value.clone() for name, value in self.run.buffer.rows[lane].items()}
         for place, (tokens, mask, scores) in answers.items():
-            room = self.shape.answer - length_of(kept, place)
+            room = kept["mask"].shape[1] - length_of(kept, place)
             append(kept, place, turn, tokens[mask][:room].tolist(), scores[mask][:room])
         return kept
 
@@ -189,24 +196,25 @@ class Episodes:
 
     def _calls(self, lane: int, turn: int) -> list[tuple[int, Call]]:
         rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
-        streams = self._streams()
-        prompts = [prompt for _, prompt in self.feed(self.run.streams.step, lane) for _ in range(self.group)]
+        fed = [of for of in self.feed(self.run.streams.step, lane) for _ in range(self.group)]
         states, found = unpacked(rows.get("state")), []
-        for place, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+        for place, (name, (sample, prompt)) in enumerate(zip(names, fed, strict=True)):
             if not rows["over"][place]:
-                task = _task(name, prompt, streams.number(f"episode {name}"))
-                past = [self.words.message(t, said(rows, place, t)) for t in range(turn + 1)]
-                state = states[place] if states else None
+                seed = self._streams().number(f"episode {sample}")  # the same for a group, which is compared
                 call = Call(
                     lane=lane,
-                    task=task,
+                    task=Task(id=name, prompt=prompt.text, seed=seed, record=prompt.record),
                     turn=turn,
-                    message=past[-1] if past else None,
-                    past=tuple(past[:-1]),
-                    state=state,
+                    message=None if turn == RESET else self.words.message(turn, said(rows, place, turn)),
+                    past=partial(self._past, rows, place, turn),
+                    state=states[place] if states else None,
                 )
                 found.append((place, call))
         return found
+
+    def _past(self, rows: Rows, place: int, turn: int) -> list[Message]:
+        """The messages before this turn's, for an environment that has to be told them again."""
+        return [self.words.message(before, said(rows, place, before)) for before in range(turn)]
 
     def _answered(self, rows: Rows, turn: int, outcomes: Mapping[int, Outcome]) -> Rows:
         """The rows with what came back."""
@@ -229,7 +237,7 @@ class Episodes:
         seen = self.words.observation(reply.observation)
         spoke = said(rows, place, turn)
         cut = turn != RESET and not (spoke and spoke[-1] in self.words.ends)
-        room = self.shape.answer - length_of(rows, place)
+        room = rows["mask"].shape[1] - length_of(rows, place)
         if reply.done and turn != RESET:
             rows["ended"][place], rows["over"][place] = not cut, True
         elif cut or turn + 1 == self.shape.turns or len(seen) >= room:
@@ -318,7 +326,3 @@ def unpacked(rows: torch.Tensor | None) -> list[str | None]:
         length = int.from_bytes(text[:8], "little")
         found.append(text[8 : 7 + length].decode() if length else None)
     return found
-
-
-def _task(name: str, prompt: Prompt, seed: int) -> Task:
-    return Task(id=name, prompt=prompt.text, seed=seed, record=prompt.record)
