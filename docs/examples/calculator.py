@@ -9,6 +9,7 @@ from elasticrl.ppo import tiny
 
 
 def main() -> None:
+    """Write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where they are written")
     folder = parser.parse_args().folder
