@@ -587,11 +587,54 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Write the prompts' file as path under data.",
     ),
     Relation(
-        keys=("reward.function", "reward.model", "reward.url", "ppo.algorithm", "job.program"),
-        rule="must be the only scorer, or model or url in its place",
-        broken=lambda t: _generates(t) and len(_scorers(t)) != 1,
+        keys=("reward.function", "reward.model", "reward.url", "environment.function", "ppo.algorithm", "job.program"),
+        rule="must be the only scorer, or model or url in its place; an environment scores by itself, or with one beside",
+        broken=lambda t: _generates(t) and len(_scorers(t)) not in ({0, 1} if t.environment.function else {1}),
         values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of the three is set",
         remedy="Set exactly one of function, model and url under reward.",
+    ),
+    Relation(
+        keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
+        rule="must be null but for ppo and grpo with rollout.engine: torch or served, which go on after a reply",
+        broken=lambda t: (
+            _ours(t) and t.environment.function is not None and not (_generates(t) and t.rollout.engine != "vllm")
+        ),
+        values=lambda t: (
+            f"it is {t.environment.function}, with algorithm: {t.ppo.algorithm} and engine: {t.rollout.engine}"
+        ),
+        remedy="Set engine: torch or served, or remove environment.function.",
+    ),
+    Relation(
+        keys=("environment.function", "rollout.overlap", "ppo.algorithm", "job.program"),
+        rule="must be null with rollout.overlap: nothing is generated ahead where an environment answers",
+        broken=lambda t: _generates(t) and t.environment.function is not None and t.rollout.overlap,
+        values=lambda t: f"it is {t.environment.function}, and overlap is true",
+        remedy="Set overlap: false.",
+    ),
+    Relation(
+        keys=("environment.function", "ppo.gen_batch", "ppo.algorithm", "job.program"),
+        rule="must be null with ppo.gen_batch: no more episodes are played than are trained on",
+        broken=lambda t: _generates(t) and t.environment.function is not None and t.ppo.gen_batch is not None,
+        values=lambda t: f"it is {t.environment.function}, and gen_batch is {t.ppo.gen_batch}",
+        remedy="Remove gen_batch; ppo.filter_groups alone is possible.",
+    ),
+    Relation(
+        keys=("environment.function", "vault.every", "ppo.algorithm", "job.program"),
+        rule="must be null unless vault.every is 1: each reply is in the vault before the next message goes out",
+        broken=lambda t: _generates(t) and t.environment.function is not None and t.vault.every != 1,
+        values=lambda t: f"it is {t.environment.function}, and every is {t.vault.every}",
+        remedy="Set every: 1.",
+    ),
+    Relation(
+        keys=("environment.turn_tokens", "environment.function", "rollout.max_tokens", "job.program"),
+        rule="must be at most rollout.max_tokens, which all turns have together",
+        broken=lambda t: (
+            _generates(t)
+            and t.environment.function is not None
+            and (t.environment.turn_tokens or 0) > t.rollout.max_tokens
+        ),
+        values=lambda t: f"{t.environment.turn_tokens} is over {t.rollout.max_tokens}",
+        remedy=lambda t: f"Write turn_tokens: {t.rollout.max_tokens}, or raise max_tokens.",
     ),
     Relation(
         keys=("ppo.batch", "lanes.count", "job.program"),

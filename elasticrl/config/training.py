@@ -13,6 +13,8 @@ from elasticrl.config.section import (
     Bytes,
     Count,
     Function,
+    Mapped,
+    Names,
     Port,
     Positive,
     Seconds,
@@ -253,6 +255,28 @@ class Reward(Section):
     serves several at once; 1 asks one after the other."""
 
 
+class Environment(Section):
+    """What answers the policy's messages, where a sample has several turns: tools, a game, a user."""
+
+    function: Function | None = None
+    """A Python class, or a function without arguments, as module:name, that makes the environment of one sample. Its replies
+    are recorded before they are used, so that a replay uses the same. null: a sample is one answer."""
+    turns: Count = 8
+    """Messages of a sample at most. More allows longer episodes; the tokens of all turns together are rollout.max_tokens."""
+    turn_tokens: Count | None = None
+    """Tokens of one message at most. Fewer leave room for later turns. null: as many as there is room for."""
+    timeout_s: Seconds = 30.0
+    """Seconds for one call. More suits slow tools; less notices a dead one sooner."""
+    retries: Whole = 3
+    """Further tries after a call that failed by its connection, its time or its server, which is never a reward. More ride out
+    longer outages."""
+    trouble: Literal["mask", "hold"] = "mask"
+    """What becomes of a sample whose call failed in all its tries. mask: nothing of it is trained on, and it is counted
+    (`lost`). hold: it is tried until the rollout's budget is over, and then its worker fails."""
+    at_once: Count = 16
+    """Calls that a worker has under way. More is faster where the tools serve several at once."""
+
+
 class Vllm(Section):
     """What is passed on to vLLM."""
 
@@ -352,6 +376,9 @@ class Data(Section):
     chat_template: bool = True
     """true puts prompts into the tokenizer's chat template; false takes them as they are. A template that prints the day is
     told 1 January 2026, always: prompts that change overnight would be other data."""
+    template_arguments: Mapped = Names()
+    """What the chat template is told beside the messages, such as enable_thinking, for prompts and for an environment's
+    replies. A text that is JSON is read as such: "false" is false."""
     max_prompt: Count = 512
     """Tokens of a prompt at most; longer ones are left out, and counted. More keeps more of the data, at more memory."""
     shuffle: bool = True

@@ -26,7 +26,7 @@ from elasticrl.config.cluster import (
     Web,
 )
 from elasticrl.config.section import Leaf, Section, key_of, leaf_of
-from elasticrl.config.training import Data, Model, Placement, Ppo, Reward, Rollout
+from elasticrl.config.training import Data, Environment, Model, Placement, Ppo, Reward, Rollout
 
 
 class Tree(Section):
@@ -51,6 +51,7 @@ class Tree(Section):
     model: Model = Model()
     placement: Placement = Placement()
     reward: Reward = Reward()
+    environment: Environment = Environment()
     rollout: Rollout = Rollout()
     data: Data = Data()
 

@@ -25,8 +25,9 @@ from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
+from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
+from elasticrl.ppo.rollout.made import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import buckets
@@ -76,6 +77,8 @@ def main(config: str | None = None) -> None:
         reporter.close(sealed=base.sealed, rank=base.rank)
         if isinstance(trainer.engine, Outside):
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
+        if isinstance(trainer.generator, Episodes):
+            trainer.generator.end()
 
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
@@ -115,7 +118,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
-    data = prompts.load(tree.data, tokenizer, kept_tokens(base))
+    data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
@@ -124,21 +127,26 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         ),
         group=ppo.group,
     )  # fmt: skip
-    scorer = rewards.of(
-        tree.reward,
-        deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
-        check=lambda: base.check("reward"),
-        waits=lambda: base.waits(alone=True),
-        alone=base.alone,
-        load=lambda name: rewards.RewardModel(
-            model=nn.Module()
-            if reward_away
-            else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
-            sizes=passes,
-            pad=tokenizer.pad_token_id,
-            collective=collective(tree, "reward"),
-            judge=judge if reward_away else None,
-        ),
+    scored = any((tree.reward.function, tree.reward.model, tree.reward.url)) or tree.environment.function is None
+    scorer = (
+        rewards.of(
+            tree.reward,
+            deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
+            check=lambda: base.check("reward"),
+            waits=lambda: base.waits(alone=True),
+            alone=base.alone,
+            load=lambda name: rewards.RewardModel(
+                model=nn.Module()
+                if reward_away
+                else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
+                sizes=passes,
+                pad=tokenizer.pad_token_id,
+                collective=collective(tree, "reward"),
+                judge=judge if reward_away else None,
+            ),
+        )
+        if scored
+        else None
     )
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
@@ -149,17 +157,19 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     engine = away or TorchEngine(
         body(roles.actor), sampling, lockstep=gathers, whole=gathers and tree.rollout.gather, check=run.check
     )
+    feed = Feed(cursor, data)
     trainer = Trainer(
         run,
         roles,
         ppo=ppo,
         lanes=lanes,
         steps=tree.job.steps,
-        feed=Feed(cursor, data),
+        feed=feed,
         sizes=passes,
         engine=engine,
         scorer=scorer,
         overlap=tree.rollout.overlap,
+        episodes=episodes_of(tree, base, run, engine, feed, tokenizer),
     )
     base.register(data=cursor, kl=trainer.coefficient)
 

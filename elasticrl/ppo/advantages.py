@@ -79,13 +79,21 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
     return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
 
 
-def contested(scores: torch.Tensor, group: int) -> torch.Tensor:
-    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn."""
+def contested(scores: torch.Tensor, group: int, lost: torch.Tensor | None = None) -> torch.Tensor:
+    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn.
+    Those that are `lost` have no score.
+    """
     groups = _groups(scores, group)
+    if lost is not None:
+        there = ~_groups(lost, group)
+        first = groups.gather(1, there.int().argmax(1, keepdim=True))
+        groups = torch.where(there, groups, first)
     return (groups != groups[:, :1]).any(1).repeat_interleave(group)
 
 
-def without_critic(rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> torch.Tensor:
+def without_critic(
+    rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo, lost: torch.Tensor | None = None
+) -> torch.Tensor:
     """The advantages of an algorithm that has no critic, from the rewards of each token. reinforce_plus_plus has a return for
     each token; the others have a baseline from the group's scores.
     """
@@ -93,27 +101,42 @@ def without_critic(rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> torch
         return gae(rewards, torch.zeros_like(rewards), mask, gamma=ppo.gamma, lam=1.0)[0]
     scores = rewards.sum(1)
     if ppo.algorithm == "rloo":
-        return leave_one_out(scores, mask, ppo.group)
+        return leave_one_out(scores, mask, ppo.group, lost)
     scaled = ppo.algorithm == "grpo" and ppo.scale_rewards == "group"
-    return group_advantages(scores, mask, ppo.group, scaled=scaled)
+    return group_advantages(scores, mask, ppo.group, scaled=scaled, lost=lost)
 
 
-def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int, *, scaled: bool = True) -> torch.Tensor:
+def group_advantages(
+    scores: torch.Tensor, mask: torch.Tensor, group: int, *, scaled: bool = True, lost: torch.Tensor | None = None
+) -> torch.Tensor:
     """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
 
     Samples of a group are neighbours: rows 0 to group - 1 are the first. `scaled` divides by the group's standard deviation,
-    which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out.
+    which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out. Samples that are `lost`
+    have no score: the others are compared among themselves.
     """
     groups = _groups(scores, group)
+    if lost is not None and lost.any():
+        gain = _gain_of_those_there(groups, ~_groups(lost, group), scaled=scaled)
+        return torch.where(mask, gain.reshape(-1, 1), 0.0)
     gain = groups - groups.mean(1, keepdim=True)
     if scaled and group > 1 and len(scores):
         gain = gain / (groups.std(1, keepdim=True) + GROUP_EPSILON)
     return torch.where(mask, gain.reshape(-1, 1), 0.0)
 
 
-def leave_one_out(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
-    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample."""
+def leave_one_out(
+    scores: torch.Tensor, mask: torch.Tensor, group: int, lost: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample. Those that are
+    `lost` have no score.
+    """
     groups = _groups(scores, group)
+    if lost is not None and lost.any():
+        there = ~_groups(lost, group)
+        known, count = groups * there, there.sum(1, keepdim=True)
+        others = (known.sum(1, keepdim=True) - known) / (count - 1).clamp(min=1)
+        return torch.where(mask, torch.where(count > 1, groups - others, 0.0).reshape(-1, 1), 0.0)
     others = (groups.sum(1, keepdim=True) - groups) / max(group - 1, 1)
     return torch.where(mask, (groups - others).reshape(-1, 1), 0.0)
 
@@ -126,6 +149,16 @@ def over_batch(advantages: torch.Tensor, scores: Moments) -> torch.Tensor:
 def _groups(scores: torch.Tensor, group: int) -> torch.Tensor:
     assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
     return scores.view(-1, group)
+
+
+def _gain_of_those_there(groups: torch.Tensor, there: torch.Tensor, *, scaled: bool) -> torch.Tensor:
+    """As `group_advantages`, where groups differ in size."""
+    count = there.sum(1, keepdim=True)
+    gain = torch.where(there, groups - (groups * there).sum(1, keepdim=True) / count.clamp(min=1), 0.0)
+    if scaled:
+        std = (gain.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        gain = gain / (std + GROUP_EPSILON)
+    return torch.where(count > 1, gain, 0.0)
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:

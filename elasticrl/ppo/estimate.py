@@ -392,7 +392,7 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
     if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine != engine:
         return []
     rows = max(-(-tree.ppo.generated // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
-    tokens = tree.data.max_prompt + tree.rollout.max_tokens
+    tokens = sum(sizes.asked(tree))
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
     what = "KV cache"
@@ -552,10 +552,13 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
     again = PASSES + tree.model.gradient_checkpointing
     moved = sum(ADAM * VERSIONS * WIDE * role.trained / world for role in trained)
     one_pass = f"forward flops of {tokens:,} tokens / {rate.flops:g}"
+    wide, said = sizes.asked(tree)
+    turns = 1 if tree.environment.function is None else tree.environment.turns
+    of_turns = "" if turns == 1 else f"{turns} turns x "
     seconds: dict[str, tuple[float, str]] = {
         "rollout": (
-            actor.flops(samples * prompt, prompt) / rate.flops + lanes * answer * each,
-            f"prompts' flops / {rate.flops:g} + {lanes} lanes x {answer} tokens x {token}",
+            turns * (actor.flops(samples * wide, wide) / rate.flops + lanes * said * each),
+            f"{of_turns}prompts' flops / {rate.flops:g} + {of_turns}{lanes} lanes x {said} tokens x {token}",
         ),
         "logprobs": (forward("actor"), one_pass),
         "ref": (forward("ref" if "ref" in shape else "actor"), one_pass),

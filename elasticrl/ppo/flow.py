@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # What each lane keeps of a value, per sample; the other values are not the lanes'.
 ROWS: Mapping[str, tuple[str, ...]] = {
     "samples": ("tokens", "attention", "mask", "rollout_logprobs", "ended"),
+    "replies": ("earned", "lost", "troubles", "turns"),
     "scores": ("scores",),
     "logprobs": ("logprobs",),
     "ref_logprobs": ("ref_logprobs",),
@@ -129,10 +130,19 @@ class Flow:
         return "\n".join(lines)
 
 
-def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = False, asked: bool = False) -> Flow:
+def of(
+    ppo: Ppo,
+    *,
+    tied: bool = False,
+    overlap: bool = False,
+    apart: bool = False,
+    asked: bool = False,
+    turns: bool = False,
+) -> Flow:
     """The flow that a configuration asks for. With `overlap` half of the next samples are generated too: before the update, or,
     where the engine is `apart`, beside everything that follows the rollout, the update included. Scores that are `asked` of a
-    model or an endpoint take their time, in which a fault must not cost the rollout.
+    model or an endpoint take their time, in which a fault must not cost the rollout. With `turns` an environment replies, and
+    the rollout keeps each turn by itself.
     """
     if ppo.algorithm in ("dpo", "kto", "sft"):
         return _given(ppo)
@@ -140,6 +150,7 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     trained = ("actor", "critic") if with_critic and not tied else ("actor",)
     ref = ("ref_logprobs",) if with_ref else ()
     values = ("values",) if with_critic else ()
+    replies = ("replies",) if turns else ()
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
     # Where more is generated than trained on, scores choose.
     scores_first = ("samples", "scores") if ppo.gen_batch else ("samples",)
@@ -148,11 +159,11 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
             name="rollout",
             role="rollout",
             reads=("prompts",),
-            writes=("samples",),
+            writes=("samples", *replies),
             weights="start",
-            keeps="always" if asked else "worth it",
+            keeps="always" if asked else "never" if turns else "worth it",
         ),
-        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), keeps="always"),
+        Stage(name="reward", role="reward", reads=("samples", *replies), writes=("scores",), keeps="always"),
         Stage(name="logprobs", role="actor", reads=scores_first, writes=scored, weights="start"),
     ]
     if with_ref:

@@ -156,12 +156,16 @@ class Generator:
         return [todo] if todo else []
 
     def _requests(self, step: int, lane: int) -> list[Request]:
-        streams = Streams(seed=self.run.streams.seed, step=step)
-        return [
-            Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"))
-            for sample, p in self.feed(step, lane)
-            for name in ([f"{sample}.{i}" for i in range(self.group)] if self.group > 1 else [sample])
-        ]
+        return requests_of(self.feed(step, lane), self.group, Streams(seed=self.run.streams.seed, step=step))
+
+
+def requests_of(fed: Sequence[tuple[str, Prompt]], group: int, streams: Streams) -> list[Request]:
+    """What is asked for of a lane's prompts: `group` samples of each, with noise of their own."""
+    return [
+        Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"))
+        for sample, p in fed
+        for name in ([f"{sample}.{i}" for i in range(group)] if group > 1 else [sample])
+    ]
 
 
 def behind(version: int, ahead: int) -> dict[str, float]:

@@ -6,12 +6,14 @@ so that it can be exact; here a place always gives the same prompt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from elasticrl.base.parsed import parsed
 from elasticrl.ppo.records import DataError, Record, Records, records
 from elasticrl.ppo.tokens import Row, Table, name_of, table
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # What chat templates that print the day are told: data would be other data from one day to the next.
 TODAY = date(2026, 1, 1)
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +55,20 @@ class Prompts(Sequence[Prompt]):
         return Prompt(place=place, tokens=tokens, text=said(record[self._asked]), record=record)
 
 
-def load(data: Data, tokenizer: Any, keep: Path | None = None) -> Prompts:
+def load(data: Data, tokenizer: Any, keep: Path | None = None, *, tools: Sequence[Any] = ()) -> Prompts:
     """What `data` of the configuration names. A prompt that is too long is left out and counted, its place is not given to
-    another. Tokens are kept in the folder `keep`, for the next process that wants them.
+    another. Tokens are kept in the folder `keep`, for the next process that wants them. The chat template is told of `tools`.
     """
     found = records(data)
-    settings = (data.prompt, data.chat_template, data.max_prompt, TODAY.isoformat())
-    work = partial(_tokens, data=data, tokenizer=tokenizer)
+    told = arguments_of(data, tools)
+    settings = (
+        data.prompt,
+        data.chat_template,
+        data.max_prompt,
+        TODAY.isoformat(),
+        *([json.dumps(told)] if told else []),
+    )
+    work = partial(_tokens, data=data, tokenizer=tokenizer, told=told)
     rows = table(found, work, data, keep=keep, name=name_of(found, tokenizer, "prompts", *settings))
     if not len(rows):
         raise DataError(
@@ -72,19 +82,37 @@ def fitting(data: Data, *, kept: int, left_out: int) -> str:
     return f"{data.path}: {kept:,} records fit; left out: {left_out:,} (of no tokens, or too many)"
 
 
-def _tokens(place: int, record: Record, *, data: Data, tokenizer: Any) -> Row | None:
+def arguments_of(data: Data, tools: Sequence[Any] = ()) -> dict[str, Any]:
+    """What the chat template is told beside the messages: functions become what OpenAI's API says of them."""
+    found: dict[str, Any] = {name: _meant(text) for name, text in data.template_arguments.items()}
+    if tools:
+        from transformers.utils.chat_template_utils import get_json_schema  # a slow import
+
+        found["tools"] = [tool if isinstance(tool, Mapping) else get_json_schema(tool) for tool in tools]
+    return found
+
+
+def _meant(text: str) -> Any:
+    """A value written as text. Example: False of "false", "deep" of "deep"."""
+    try:
+        return parsed(text)
+    except ValueError:
+        return text
+
+
+def _tokens(place: int, record: Record, *, data: Data, tokenizer: Any, told: Mapping[str, Any] = NOTHING) -> Row | None:
     if data.prompt not in record:
         raise DataError(
             f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"
         )
-    tokens = encoded(place, record[data.prompt], data, tokenizer)
+    tokens = encoded(place, record[data.prompt], data, tokenizer, told)
     return (tokens,) if 0 < len(tokens) <= data.max_prompt else None
 
 
-def encoded(place: int, asked: Any, data: Data, tokenizer: Any) -> tuple[int, ...]:
+def encoded(place: int, asked: Any, data: Data, tokenizer: Any, told: Mapping[str, Any] = NOTHING) -> tuple[int, ...]:
     """A record's prompt as tokens, or DataError: of a million records it says which one is at fault."""
     try:
-        return encode(asked, tokenizer, chat=data.chat_template)
+        return encode(asked, tokenizer, chat=data.chat_template, told=told)
     except DataError:
         raise
     except Exception as error:  # tokenizers and templates raise whatever they like
@@ -94,22 +122,26 @@ def encoded(place: int, asked: Any, data: Data, tokenizer: Any) -> tuple[int, ..
         ) from error
 
 
-def templated(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, answer: bool) -> tuple[int, ...]:
+def templated(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, answer: bool, told: Mapping[str, Any] = NOTHING
+) -> tuple[int, ...]:
     """Messages in the chat template, with the beginning of an answer or without."""
     made = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=answer, tokenize=True, strftime_now=TODAY.strftime
+        list(messages), add_generation_prompt=answer, tokenize=True, strftime_now=TODAY.strftime, **told
     )
     return tuple(made["input_ids"])
 
 
-def encode(asked: str | Sequence[Mapping[str, str]], tokenizer: Any, *, chat: bool) -> tuple[int, ...]:
+def encode(
+    asked: str | Sequence[Mapping[str, str]], tokenizer: Any, *, chat: bool, told: Mapping[str, Any] = NOTHING
+) -> tuple[int, ...]:
     """A text, or a list of chat messages, as tokens."""
     if isinstance(asked, str) and not chat:
         return tuple(tokenizer(asked)["input_ids"])
     if tokenizer.chat_template is None:
         raise DataError("the tokenizer has no chat template; set data.chat_template to false, or give it one")
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-    return templated(tokenizer, messages, answer=True)
+    return templated(tokenizer, messages, answer=True, told=told)
 
 
 def said(asked: str | Sequence[Mapping[str, str]]) -> str:

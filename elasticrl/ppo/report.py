@@ -195,8 +195,10 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
-    found["left_out"] = whole.sums["left_out"] / max(m["scores"].count, 1.0)
-    found["ended"] = whole.sums["ended"] / max(m["scores"].count, 1.0)
+    if "turns" in m:
+        found |= {"turns": m["turns"].mean, "lost": whole.sums["lost"], "troubles": whole.sums["troubles"]}
+    found["left_out"] = whole.sums["left_out"] / max(m["length"].count, 1.0)
+    found["ended"] = whole.sums["ended"] / max(m["length"].count, 1.0)
     return found | passing(whole)
 
 

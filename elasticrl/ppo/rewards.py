@@ -225,7 +225,7 @@ class Endpoint:
 
         for _ in range(min(self.at_once, len(works))):
             threading.Thread(target=working, name="reward", daemon=True).start()
-        waits = _seldom(self.waits)
+        waits = seldom(self.waits)
         try:
             with self.alone():
                 while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
@@ -321,7 +321,7 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_Unfollowed)
 
 
-def _seldom(waits: Callable[[], None]) -> Callable[[], None]:
+def seldom(waits: Callable[[], None]) -> Callable[[], None]:
     """Called as often as one likes, it signs every SIGN_S."""
     signed = time.monotonic()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elasticrl.config import Tree
     from elasticrl.config.training import Ppo
 
 
@@ -67,6 +68,16 @@ def of(ppo: Ppo, *, prompt: int, answer: int) -> Sizes:
     """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together."""
     unit = 2 if ppo.algorithm == "dpo" else 1
     return Sizes(tokens=ppo.micro_tokens, sample=prompt + answer, answer=answer, unit=unit)
+
+
+def asked(tree: Tree) -> tuple[int, int]:
+    """Tokens of what an engine is asked, and of what it answers, at most. Where an environment answers, what was said so far
+    stands where a prompt does, and a message has a length of its own: one shape for all turns.
+    """
+    prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
+    if tree.environment.function is None:
+        return prompt, answer
+    return prompt + answer, tree.environment.turn_tokens or answer
 
 
 def parts_of(ppo: Ppo, lanes: int, sizes: Sizes) -> int:

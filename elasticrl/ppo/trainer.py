@@ -46,6 +46,7 @@ from elasticrl.runtime.scalars import Tally
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.rollout.episodes import Episodes
     from elasticrl.ppo.run import Run
     from elasticrl.runtime.strategy import Reduced
 
@@ -69,14 +70,18 @@ class Trainer:
         engine: Engine | None = None,
         scorer: Scorer | None = None,
         overlap: bool = False,
+        episodes: Episodes | None = None,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
         self.engine, self.scorer = engine, scorer
-        self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+        self.generator = episodes or (
+            Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+        )
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not isinstance(scorer, Function)
-        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked)
+        self.turns = episodes is not None
+        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -110,8 +115,11 @@ class Trainer:
 
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
-        assert self.scorer is not None
         todo = self._todo(stage)
+        if self.scorer is None:  # an environment has said it all
+            for lane in todo:
+                self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
+            return
         if isinstance(self.scorer, Endpoint):
             lanes = list(dict.fromkeys(todo))
             for lane, scores in zip(lanes, self.scorer.each([self._answers(lane) for lane in lanes]), strict=True):
@@ -159,10 +167,10 @@ class Trainer:
             divergence = torch.zeros_like(rows["logprobs"])
             if "ref" in self.flow:
                 divergence = torch.where(mask, kl.k1(rows["logprobs"], rows["ref_logprobs"]), 0.0)
-            rewards = self._rewards(rows)
+            rewards, there = self._rewards(rows), ~rows["lost"] if self.turns else None
             if ppo.algorithm != "ppo":
-                buffer.put(lane, advantages=without_critic(rewards, mask, ppo))
-                tally.spread("sums", rewards.sum(1))
+                buffer.put(lane, advantages=without_critic(rewards, mask, ppo, rows.get("lost")))
+                tally.spread("sums", rewards.sum(1), there)
             else:
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
@@ -171,14 +179,18 @@ class Trainer:
             asked, chosen = self._asked(lane), self._chosen(lane)
             buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
-            tally.spread("scores", rows["scores"].sum(1))
+            tally.spread("scores", rows["scores"].sum(1), there)
             tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
-            tally.spread("kl", divergence.sum(1)[chosen])
-            tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen])
+            heard = None if there is None else there[chosen]
+            tally.spread("kl", divergence.sum(1)[chosen], heard)
+            tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen], heard)
             gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
             tally.spread("gap", gap[chosen], mask[chosen])
-            tally.spread("length", mask.sum(1))
+            tally.spread("length", mask.sum(1), there)
             tally.add(ended=rows["ended"].sum().item())
+            if self.turns:
+                tally.spread("turns", rows["turns"])
+                tally.add(lost=rows["lost"].sum().item(), troubles=rows["troubles"].sum().item())
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
@@ -228,7 +240,11 @@ class Trainer:
         rows = self.run.buffer.rows[lane]
         asked = torch.zeros(len(rows["mask"]), dtype=torch.bool)
         asked[self._chosen(lane)] = True
-        return asked & contested(rows["scores"].sum(1), self.ppo.group) if self.ppo.filter_groups else asked
+        return (
+            asked & contested(rows["scores"].sum(1), self.ppo.group, rows.get("lost"))
+            if self.ppo.filter_groups
+            else asked
+        )
 
     def _divergence(self, policy: torch.Tensor, rows: Rows) -> torch.Tensor:
         kind = self.ppo.kl.estimator or ("k1" if self.ppo.kl.where == "reward" else "k3")
@@ -345,7 +361,9 @@ class Trainer:
         ]
 
     def _score(self, lane: int, scores: Sequence[Score]) -> None:
-        self.run.buffer.put(lane, scores=placed(scores, self.run.buffer.rows[lane]["mask"]))
+        rows = self.run.buffer.rows[lane]
+        found = placed(scores, rows["mask"])
+        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found)
 
     def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
         said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()

@@ -210,7 +210,7 @@ def test_values_are_in_the_order_of_the_schema() -> None:
 # The examples
 
 
-@pytest.mark.parametrize("name", ["one-machine", "two-nodes", "cluster", "own-trainer", "trl"])
+@pytest.mark.parametrize("name", ["one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl"])
 def test_each_example_loads_without_a_finding_and_is_commented(name: str) -> None:
     file = ROOT / "configs" / f"{name}.yaml"
     loaded = read(file, (), {})
@@ -225,6 +225,7 @@ def test_all_examples_are_tested() -> None:
         "two-nodes",
         "cluster",
         "own-trainer",
+        "tools",
         "trl",
     }
 
@@ -235,7 +236,7 @@ def test_the_cluster_example_has_every_section() -> None:
 
 
 def test_what_show_prints_loads_to_the_same_tree(tmp_path: Path) -> None:
-    for name in ("one-machine", "two-nodes", "cluster", "own-trainer", "trl"):
+    for name in ("one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl"):
         loaded = read(ROOT / "configs" / f"{name}.yaml", (), {})
         assert loaded.tree is not None
         file = tmp_path / "shown.yaml"

@@ -11,28 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticrl.ppo import models
+from elasticrl.ppo import models, sizes
+from elasticrl.ppo.environments import made_by
+from elasticrl.ppo.prompts import arguments_of
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.away import ROLL, Away, Roll
-from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.calls import Desk, Patience
+from elasticrl.ppo.rollout.engine import Engine, Sampling
+from elasticrl.ppo.rollout.episodes import Episodes, Shape, Words
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import Service
+from elasticrl.ppo.rollout.tape import Tape
 from elasticrl.runtime.vault.slots import word
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elasticrl.config import Tree
     from elasticrl.ppo.elastic import ElasticRun
+    from elasticrl.ppo.generation import Feed
     from elasticrl.runtime.context import Context
+    from elasticrl.runtime.run import Run
 
 
 def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     """How samples are drawn, wherever that is done."""
-    at_once = -(
-        -tree.ppo.generated // tree.lanes.count // (1 + tree.rollout.overlap)
-    )  # half, if half was generated ahead
+    ahead = 1 + tree.rollout.overlap  # half, if half was generated ahead
+    at_once = -(-tree.ppo.generated // tree.lanes.count // ahead)
+    prompt, answer = sizes.asked(tree)
     return Sampling(
-        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
+        prompt_tokens=prompt, max_tokens=answer, rows=at_once,
         eos=models.ends(str(tree.model.path), tokenizer), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
         top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
     )  # fmt: skip
@@ -69,6 +78,33 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
         say=say,
     )
     return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True), alone=run.base.alone)
+
+
+def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: Engine, feed: Feed, tokenizer: Any) -> Episodes | None:
+    """The environment's turns. None where a sample is one answer."""
+    asked, where, ppo = tree.environment, base.context, tree.ppo
+    if asked.function is None:
+        return None
+    patience = Patience(
+        timeout_s=asked.timeout_s, retries=asked.retries, at_once=asked.at_once, holds=asked.trouble == "hold",
+        deadline_s=tree.timeouts.phase.rollout_s or tree.timeouts.default_phase_s,
+    )  # fmt: skip
+    # Who trains alone is not replaced.
+    tape = Tape(None if where.alone else where.vault.with_name(f"{where.vault.name}.tape"))
+    desk = Desk(
+        asked.function, made_by(asked.function), patience, tape,
+        check=run.check, waits=lambda: base.waits(alone=True), alone=base.alone,
+    )  # fmt: skip
+    shape = Shape(turns=asked.turns, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
+    told = arguments_of(tree.data, tools_of(tree))
+    words = Words(tokenizer=tokenizer, ends=engine.sampling.eos, told=told)
+    return Episodes(run, engine, feed, desk=desk, words=words, shape=shape, group=ppo.group)
+
+
+def tools_of(tree: Tree) -> Sequence[Any]:
+    """What the prompts' chat template is told that the policy may call."""
+    found: Sequence[Any] = getattr(made_by(tree.environment.function), "tools", ()) if tree.environment.function else ()
+    return found
 
 
 def way(asked: str, nodes: int) -> str:

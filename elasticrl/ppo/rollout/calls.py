@@ -1,0 +1,255 @@
+"""Asking environments: many at once, each call with a deadline, again where something between us and the answer failed.
+
+The idea: a call ends with a reply, or with nothing at all. Trouble on the way (`environments.is_trouble`) is never a reward. A
+reply is on the tape before anyone sees it. A call that was under way as the gang was cut short stays under way: whoever asks
+the same again waits for it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elasticrl.base.words import count
+from elasticrl.ppo.environments import (
+    Environment,
+    EnvironmentFault,
+    Message,
+    Reply,
+    Task,
+    checked,
+    is_trouble,
+    observed,
+)
+from elasticrl.ppo.rewards import TURN_S, seldom
+from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
+
+_T = TypeVar("_T")
+PAUSE_S = (0.1, 5.0)  # before the second try, and at most
+RESET = -1  # the turn before the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One message to one environment, or its reset. `past` tells the messages before it.
+
+    Example: Call(lane=0, task=Task(...), turn=0, message=Message(...), state=None)
+    """
+
+    lane: int
+    task: Task
+    turn: int
+    message: Message | None = None
+    past: Callable[[], Sequence[Message]] = tuple
+    state: str | None = None  # what the environment saved of itself after the turn before
+
+    @property
+    def key(self) -> str:
+        """Its name on the tape."""
+        return key_of(self.task.id, self.turn, self.message.tokens if self.message else ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call came to, and how often there was trouble. `taped` is None if there is no answer: the sample is lost."""
+
+    taped: Taped | None
+    troubles: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long and how often. Example: Patience(timeout_s=30.0, retries=3, at_once=16, holds=False, deadline_s=300.0)"""
+
+    timeout_s: float  # of one try
+    retries: int  # tries after the first, before the sample is lost
+    at_once: int
+    holds: bool  # a sample is never lost: it is tried until the deadline, and then the worker fails
+    deadline_s: float
+
+
+class Desk:
+    """All environments of a worker. `make` makes one, `name` is what errors call it."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Environment],
+        patience: Patience,
+        tape: Tape,
+        *,
+        check: Callable[[], None] = lambda: None,
+        waits: Callable[[], None] = lambda: None,
+        alone: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.name, self.make, self.patience, self.tape = name, make, patience, tape
+        self.check, self.waits, self.alone = check, waits, alone
+        self._step = -1
+        self._live: dict[str, tuple[int, Environment]] = {}  # by sample: the last turn that it has answered
+        self._flights: dict[str, Future[Outcome]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, calls: Sequence[Call]) -> list[Outcome]:
+        """What they come to, in order. Raises what cuts the step short, or EnvironmentFault."""
+        ends = time.monotonic() + self.patience.deadline_s
+        found: list[Future[Outcome]] = []
+        todo: list[tuple[Call, Future[Outcome]]] = []
+        with self._lock:
+            for call in calls:
+                future = self._flights.get(call.key)
+                if future is None:
+                    future = Future()
+                    taped = self.tape.find(call.lane, call.key)
+                    if taped is not None:
+                        future.set_result(Outcome(taped=taped))
+                    else:
+                        todo.append((call, future))
+                found.append(future)
+        gone = threading.Event()
+        queue = iter(todo)
+        for _ in range(min(self.patience.at_once, len(todo))):
+            threading.Thread(target=self._work, args=(queue, ends, gone), name="environment", daemon=True).start()
+        waits = seldom(self.waits)
+        try:
+            with self.alone():
+                while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
+                    for future in left.done:
+                        future.result()  # raises what failed, while others are still asked
+                    self.check()
+                    waits()
+            return [future.result() for future in found]
+        finally:
+            gone.set()
+
+    def begin(self, step: int) -> None:
+        """A step's episodes come now, or go on."""
+        if step != self._step:
+            self.forget()
+        self._step = step
+        self.tape.begin(step)
+
+    def forget(self) -> None:
+        """The step's episodes are over. Nobody waits for what takes its time to close."""
+        with self._lock:
+            over = [environment for _, environment in self._live.values()]
+            self._live = {}
+        if over:
+            threading.Thread(target=lambda: list(map(close, over)), name="environment", daemon=True).start()
+
+    def _work(self, queue: Any, ends: float, gone: threading.Event) -> None:
+        while not gone.is_set():
+            with self._lock:
+                call, future = next(queue, (None, None))
+                if call is None or future is None:
+                    return
+                self._flights[call.key] = future
+            outcome = error = None
+            try:
+                outcome = self._answer(call, ends)
+            except BaseException as caught:  # noqa: BLE001 - it is raised where it is waited for
+                error = caught
+                gone.set()  # the rest is asked in vain
+            with self._lock:
+                self._flights.pop(call.key, None)
+                if outcome is not None and outcome.taped is not None:
+                    self.tape.add(call.lane, call.key, outcome.taped)
+            if outcome is not None:
+                future.set_result(outcome)
+            else:
+                future.set_exception(error)
+
+    def _answer(self, call: Call, ends: float) -> Outcome:
+        """Again and again, as long as patience lasts."""
+        patience, chance = self.patience, random.Random()
+        troubles, pause_s = 0, PAUSE_S[0]
+        while True:
+            try:
+                environment, taped = within(lambda: self._once(call), patience.timeout_s, late=lambda it: close(it[0]))
+            except _Failed as trouble:
+                last = trouble
+            else:
+                with self._lock:  # not in `_once`, which may come to an end when nobody waits for it any more
+                    self._live[call.task.id] = (call.turn, environment)
+                return Outcome(taped=taped, troubles=troubles)
+            troubles += 1
+            if patience.holds and time.monotonic() > ends:
+                raise EnvironmentFault(
+                    f"{self.name} did not answer sample {call.task.id} ({count(troubles, 'attempt')} in "
+                    f"{patience.deadline_s:g} s): {last}; see that it runs, raise environment.timeout or "
+                    "timeouts.phase.rollout, or set environment.trouble: mask"
+                ) from last
+            if not patience.holds and troubles > patience.retries:
+                return Outcome(taped=None, troubles=troubles)
+            time.sleep(chance.uniform(0.0, pause_s))
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    def _once(self, call: Call) -> tuple[Environment, Taped]:
+        who = f"{self.name}, asked in turn {call.turn} of sample {call.task.id},"
+        with self._lock:
+            turn, environment = self._live.pop(call.task.id, (call.turn, None))
+        try:
+            if environment is None or turn != call.turn - 1:
+                environment = self._again(call)
+            if call.message is None:
+                reply = Reply(observation=observed(who, environment.reset(call.task)))
+            else:
+                reply = checked(who, environment.step(call.message), call.message)
+            state = environment.save() if hasattr(environment, "save") else None
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            close(environment)
+            if is_trouble(error, tuple(getattr(environment, "troubles", ()))):
+                raise _Failed(f"{type(error).__name__}: {error}") from error
+            raise EnvironmentFault(f"{who} failed: {error!r}") from error
+        return environment, Taped(reply=reply, state=state)
+
+    def _again(self, call: Call) -> Environment:
+        """A fresh one, brought to where this call finds it."""
+        environment = self.make()
+        if call.turn == RESET:
+            return environment
+        if call.state is not None:
+            environment.load(call.state)  # type: ignore[attr-defined] # what saves can load
+            return environment
+        environment.reset(call.task)
+        for message in call.past():
+            environment.step(message)
+        return environment
+
+
+class _Failed(Exception):
+    """Of one try: what it was."""
+
+
+def close(environment: Environment | None) -> None:
+    """If it can be; what comes of it changes nothing."""
+    with suppress(Exception):
+        getattr(environment, "close", lambda: None)()
+
+
+def within(work: Callable[[], _T], timeout_s: float, *, late: Callable[[_T], None]) -> _T:
+    """What `work` returns or raises; _Failed if it takes longer. Nobody waits for it any more then, and what it returns
+    after all is given to `late`.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    threading.Thread(target=run, name="environment call", daemon=True).start()
+    if not wait([future], timeout_s).done:
+        future.add_done_callback(lambda it: None if it.exception() else late(it.result()))
+        raise _Failed(f"no answer within {timeout_s:g} s")
+    return future.result()

@@ -1,0 +1,200 @@
+"""Tools as Python functions, and the environments of others, by what they look like."""
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticrl.config.training import Data
+from elasticrl.ppo import prompts, tiny
+from elasticrl.ppo.environments import Message, Reply, Task
+from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Patience
+from elasticrl.ppo.rollout.tape import Tape
+from elasticrl.ppo.tools import Gymnasium, OpenEnv, Tools, Verifiers, calls_in
+
+TASK = Task(id="0:17", prompt="1+2", seed=2**40 + 5, record={"prompt": "1+2", "answer": "3"})
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: one of them
+        b: the other
+    """
+    return a + b
+
+
+def away() -> str:
+    """Is not there."""
+    raise ConnectionError("no route")
+
+
+class Sums(Tools):
+    tools = (add, away)
+
+    def score(self, answer: str) -> float:
+        return float(answer == self.task.record["answer"])
+
+
+def said(text: str, turn: int = 0) -> Message:
+    return Message(turn=turn, tokens=(1,), text=text, raw=text, whole=True)
+
+
+def called(name: str, **arguments: Any) -> Message:
+    return said(f"So: <tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>")
+
+
+def test_a_call_gets_its_result_and_an_answer_its_reward():
+    sums = Sums()
+    sums.reset(TASK)
+    reply = sums.step(called("add", a=1, b=2))
+    assert reply == Reply(observation=({"role": "tool", "name": "add", "content": "3"},))
+    fresh = Sums()
+    fresh.load(sums.save())
+    assert fresh.step(said("3")) == Reply(reward=1.0, done=True)
+    assert fresh.step(said("4")) == Reply(reward=0.0, done=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (called("sub", a=1), "error: there is no tool 'sub', only ['add', 'away']"),
+        (called("add", a=1), "error: TypeError: add() missing 1 required positional argument: 'b'"),
+        (said("<tool_call>add(1, 2)</tool_call>"), "error: the call is not JSON"),
+        (said('<tool_call>{"name": 3}</tool_call>'), 'error: a call is {"name": ..., "arguments": {...}}'),
+    ],
+)
+def test_a_call_that_is_none_is_told_the_policy(message: Message, why: str):
+    sums = Sums()
+    sums.reset(TASK)
+    (seen,) = sums.step(message).observation
+    assert seen["content"] == why
+
+
+def test_a_tool_that_is_away_is_trouble_and_nothing_is_told():
+    patience = Patience(timeout_s=5.0, retries=0, at_once=1, holds=False, deadline_s=5.0)
+    (found,) = Desk("sums", Sums, patience, Tape(None)).ask([Call(lane=0, task=TASK, turn=0, message=called("away"))])
+    assert (found.taped, found.troubles) == (None, 1)
+
+
+def test_several_calls_are_found_and_arguments_may_be_a_text():
+    text = '<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call><tool_call>{"name": "b", "parameters": {}}'
+    assert calls_in(text) == [("a", {"x": 1}), ("b", {})]
+
+
+def test_the_chat_template_is_told_of_tools_and_of_its_arguments():
+    words = (*"0123456789{}[]:,\"' add", *"TFals", tiny.PAD, tiny.EOS, "<user>", "<answer>", "<tools>", "<deep>")
+    tokenizer = tiny.tokenizer(tuple(dict.fromkeys(words)))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<user>", "<answer>", "<tools>", "<deep>"]})
+    tokenizer.chat_template = (
+        "{% if tools %}<tools>{{ tools[0]['function']['name'] }}{% endif %}{% if think is false %}<deep>{% endif %}"
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    data = Data(template_arguments={"think": "false"})
+    told = prompts.arguments_of(data, (add,))
+    assert told["think"] is False
+    assert told["tools"][0]["function"]["parameters"]["required"] == ["a", "b"]
+    assert tokenizer.decode(prompts.encode("12", tokenizer, chat=True, told=told)) == "<tools>add<deep><user>12<answer>"
+    assert tokenizer.decode(prompts.encode("12", tokenizer, chat=True)) == "<user>12<answer>"
+
+
+class Corridor:
+    """Like one of Gymnasium's: the end is three steps to the right."""
+
+    def reset(self, *, seed: int) -> tuple[int, dict[str, Any]]:
+        assert 0 <= seed < 2**31
+        self.at = 0
+        return self.at, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.at += action
+        return self.at, float(self.at == 3), self.at == 3, self.at < 0, {}
+
+    def close(self) -> None:
+        self.at = None
+
+
+def test_an_environment_of_gymnasium_s_is_stepped_by_messages():
+    corridor = Gymnasium(Corridor(), amiss=-1.0)
+    assert corridor.reset(TASK) == "0"
+    assert corridor.step(said("2")) == Reply(observation="2")
+    assert corridor.step(said("1")) == Reply(observation="3", reward=1.0, done=True)
+    assert corridor.step(said("right")) == Reply(reward=-1.0, done=True)
+    corridor.reset(TASK)
+    assert corridor.step(said("-1")).done, "what is truncated is over"
+    corridor.close()
+    assert corridor.env.at is None
+
+
+@dataclass
+class Result:
+    observation: str
+    reward: float | None = None
+    done: bool = False
+
+
+class Client:
+    """Like one of OpenEnv's; its newer ones have to be awaited."""
+
+    def reset(self) -> Result:
+        return Result("ready")
+
+    async def step(self, action: str) -> Result:
+        return Result(f"{action}!", 0.5, done=True)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_client_of_openenv_s_is_asked_and_awaited_where_it_must_be():
+    echo = OpenEnv(Client(), action=str.upper)
+    assert echo.reset(TASK) == "ready"
+    assert echo.step(said("hey")) == Reply(observation="HEY!", reward=0.5, done=True)
+    echo.close()
+
+
+class Doubles:
+    """Like a MultiTurnEnv of verifiers: two turns, and a rubric. `old` takes messages and returns the state too."""
+
+    def __init__(self, *, old: bool) -> None:
+        self.old = old
+        self.rubric = SimpleNamespace(score_rollout=self.score)
+        self.is_completed = self.completed_of if old else self.completed
+
+    async def setup_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "set": True}
+
+    async def completed_of(self, _messages: list[Any], state: dict[str, Any]) -> bool:
+        return state["turn"] >= 2
+
+    async def completed(self, state: dict[str, Any]) -> bool:
+        return state["turn"] >= 2
+
+    async def env_response(self, messages: list[Any], state: dict[str, Any]) -> Any:
+        found = [{"role": "user", "content": 2 * messages[-1]["content"]}]
+        return (found, state) if self.old else found
+
+    async def score(self, state: dict[str, Any]) -> Any:
+        state["reward"] = float(state["set"] and state["completion"][-1]["content"] == state["answer"])
+        return SimpleNamespace(reward=state["reward"]) if self.old else None
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_an_environment_of_verifiers_replies_and_its_rubric_scores(old: bool):
+    doubles = Verifiers(Doubles(old=old))
+    assert doubles.reset(TASK) is None
+    assert doubles.step(said("ab")) == Reply(observation=({"role": "user", "content": "abab"},))
+    assert doubles.step(said("3")) == Reply(reward=1.0, done=True)
+
+
+def test_adapters_go_through_the_desk_like_any_other():
+    patience = Patience(timeout_s=5.0, retries=0, at_once=2, holds=False, deadline_s=5.0)
+    desk = Desk("doubles", lambda: Verifiers(Doubles(old=True)), patience, Tape(None))
+    (found,) = desk.ask([Call(lane=0, task=TASK, turn=RESET)])
+    assert found.taped.reply == Reply(observation="")
+    (found,) = desk.ask([Call(lane=0, task=TASK, turn=0, message=said("ab"))])
+    assert found.taped.reply.observation == ({"role": "user", "content": "abab"},)
