@@ -94,6 +94,8 @@ def without_critic(rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo) -> torch
     scores = rewards.sum(1)
     if ppo.algorithm == "rloo":
         return leave_one_out(scores, mask, ppo.group)
+    if ppo.algorithm == "opo":
+        return less_weighted_mean(scores, mask, ppo.group)
     scaled = ppo.algorithm == "grpo" and ppo.scale_rewards == "group"
     return group_advantages(scores, mask, ppo.group, scaled=scaled)
 
@@ -116,6 +118,15 @@ def leave_one_out(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch
     groups = _groups(scores, group)
     others = (groups.sum(1, keepdim=True) - groups) / max(group - 1, 1)
     return torch.where(mask, (groups - others).reshape(-1, 1), 0.0)
+
+
+def less_weighted_mean(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
+    """OPO: each score less the group's mean, in which an answer weighs as many times as it has tokens: the baseline of least
+    variance, where tokens' gradients are alike.
+    """
+    groups, lengths = _groups(scores, group), mask.sum(1).to(scores.dtype).view(-1, group)
+    mean = (groups * lengths).sum(1, keepdim=True) / lengths.sum(1, keepdim=True).clamp(min=1.0)
+    return torch.where(mask, (groups - mean).reshape(-1, 1), 0.0)
 
 
 def over_batch(advantages: torch.Tensor, scores: Moments) -> torch.Tensor:

@@ -29,7 +29,7 @@ from elasticrl.runtime.lanes import Fold, Node
 from elasticrl.runtime.scalars import Moments
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-MODES = ("vanilla", "gspo", "cispo", "sapo")
+MODES = ("vanilla", "gspo", "geo_mean", "cispo", "sapo")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -243,14 +243,16 @@ def test_logprobs_entropy_and_both_kls(b, temperature):
     b.same(kl.k3(policy, ref, every, limit=10.0), [[reference.k3(p, r, 10.0) for p, r in row] for row in pairs])
 
 
+@pytest.mark.parametrize(
+    "kind", ["group", "batch", "none", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+)
 @quick
 @given(
     batches,
     st.sampled_from([2, 4]),
-    st.sampled_from(["group", "batch", "none", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]),
     st.sampled_from([1.0, 0.9]),
 )
-def test_advantages_without_a_critic(b, group, kind, gamma):
+def test_advantages_without_a_critic(kind, b, group, gamma):
     rewards = b.numbers(1, shape=(b.rows * group, b.width))
     mask = b.mask().repeat_interleave(group, 0)
     rewards = torch.where(mask, rewards, 0.0)
@@ -268,6 +270,7 @@ def test_advantages_without_a_critic(b, group, kind, gamma):
         row = reference.others_row if kind == "rloo" else partial(reference.group_row, by=scale)
         row = partial(reference.group_row, by="none") if kind == "reinforce_plus_plus_baseline" else row
         each = row(scores.tolist(), group)
+        each = reference.opo_row(scores.tolist(), mask.sum(1).tolist(), group) if kind == "opo" else each
         found = [[x if k else 0.0 for k in m] for x, m in zip(each, keep, strict=True)]
     b.same(ours, reference.whiten_all(found, keep) if algorithm in WHITENED else found)
 
