@@ -15,6 +15,7 @@ from elasticrl.config.training import Ppo
 from elasticrl.ppo import kl, losses, preference
 from elasticrl.ppo.advantages import (
     WHITENED,
+    contested,
     explained_variance,
     gae,
     last_valid,
@@ -273,6 +274,21 @@ def test_advantages_without_a_critic(kind, b, group, gamma):
         each = reference.opo_row(scores.tolist(), mask.sum(1).tolist(), group) if kind == "opo" else each
         found = [[x if k else 0.0 for k in m] for x, m in zip(each, keep, strict=True)]
     b.same(ours, reference.whiten_all(found, keep) if algorithm in WHITENED else found)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "opo"])
+@quick
+@given(batches)
+def test_what_is_lost_is_as_if_it_had_never_been_in_its_group(kind, b):
+    """The first of four is lost, whatever its score is: the others have the advantages of a group of three."""
+    rewards, mask = b.numbers(1, shape=(b.rows * 4, b.width)), b.mask().repeat_interleave(4, 0)
+    rewards = torch.where(mask, rewards, 0.0)
+    lost = torch.arange(b.rows * 4) % 4 == 0
+    found = without_critic(rewards + 1e3 * lost[:, None], mask, Ppo(algorithm=kind, group=4), lost)
+    assert not found[lost].any()
+    b.same(found[~lost], without_critic(rewards[~lost], mask[~lost], Ppo(algorithm=kind, group=3)).tolist())
+    alike = contested(torch.tensor([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 2.0, 1.0]), 4, torch.tensor([True, *[False] * 3] * 2))
+    assert alike.tolist() == [False] * 4 + [True] * 4
 
 
 @quick
