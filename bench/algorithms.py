@@ -80,6 +80,7 @@ def beside_verl(folder: Path, n: Numbers) -> Iterator[Row]:
             {"norm_adv_by_std_in_grpo": False},
         ),
         "RLOO": (Ppo(algorithm="rloo", group=GROUP), core.compute_rloo_outcome_advantage, {}),
+        "OPO": (Ppo(algorithm="opo", group=GROUP), core.compute_opo_outcome_advantage, {}),
         "REINFORCE++ with a baseline": (
             Ppo(algorithm="reinforce_plus_plus_baseline", group=GROUP),
             core.compute_reinforce_plus_plus_baseline_outcome_advantage, {},
@@ -98,9 +99,12 @@ def beside_verl(folder: Path, n: Numbers) -> Iterator[Row]:
     losses = {
         "vanilla": core.compute_policy_loss_vanilla, "gspo": core.compute_policy_loss_gspo,
         "cispo": core.compute_policy_loss_cispo, "sapo": core.compute_policy_loss_sapo,
+        "geo_mean": core.compute_policy_loss_geo_mean,
     }  # fmt: skip
     for mode, loss in losses.items():
-        agg = "seq-mean-token-mean" if mode in ("gspo", "sapo") else "token-mean"  # of the two it takes no other
+        agg = (
+            "seq-mean-token-mean" if mode in ("gspo", "sapo", "geo_mean") else "token-mean"
+        )  # of the two it takes no other
         dual = 3.0 if mode == "vanilla" else None
         ppo = Ppo(loss_mode=mode, loss_agg_mode=agg, clip_high=0.3, dual_clip=dual)
 

@@ -22,7 +22,7 @@ from elasticrl.contract.level import means_of
 
 OUR_TRAINER = "elasticrl.ppo"
 GIVEN = ("dpo", "kto", "sft")  # algorithms whose answers are in the data
-GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")  # that compare the samples of one prompt
+GROUPED = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # that compare the samples of one prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -682,6 +682,13 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Remove it, or set algorithm: grpo.",
     ),
     Relation(
+        keys=("ppo.preference_loss", "ppo.algorithm", "job.program"),
+        rule="must be sigmoid but for dpo, whose loss it is",
+        broken=lambda t: _ours(t) and t.ppo.algorithm != "dpo" and t.ppo.preference_loss != "sigmoid",
+        values=lambda t: f"it is {t.ppo.preference_loss}, with {t.ppo.algorithm}",
+        remedy="Remove it, or set algorithm: dpo.",
+    ),
+    Relation(
         keys=("ppo.gen_batch", "ppo.batch", "ppo.group", "lanes.count", "job.program"),
         rule="must be a multiple of lanes.count x group, and over batch",
         broken=lambda t: (
@@ -712,8 +719,8 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.dual_clip", "ppo.loss_mode", "job.program"),
-        rule="must be null with cispo and sapo, whose losses of a negative advantage are bounded by themselves",
-        broken=lambda t: _ours(t) and t.ppo.dual_clip is not None and t.ppo.loss_mode in {"cispo", "sapo"},
+        rule="must be null but for vanilla and gspo, whose loss of a negative advantage has no bound",
+        broken=lambda t: _ours(t) and t.ppo.dual_clip is not None and t.ppo.loss_mode not in {"vanilla", "gspo"},
         values=lambda t: f"it is {t.ppo.dual_clip:g}, with {t.ppo.loss_mode}",
         remedy="Remove it, or set loss_mode: vanilla.",
     ),

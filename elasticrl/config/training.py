@@ -55,9 +55,9 @@ class Ppo(Section):
     """The algorithm and its optimizers."""
 
     algorithm: Literal[
-        "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dpo", "kto", "sft"
+        "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "dpo", "kto", "sft"
     ] = "ppo"
-    """ppo: with a critic; grpo, rloo, reinforce_plus_plus_baseline: advantages within groups of samples of one prompt;
+    """ppo: with a critic; grpo, rloo, opo, reinforce_plus_plus_baseline: advantages within groups of samples of one prompt;
     reinforce_plus_plus: returns, whitened over the batch; dpo, kto: from preferences, no rollout; sft: on given answers, no
     rollout. ALGORITHMS.md has their formulas."""
     batch: Count = 64
@@ -73,8 +73,8 @@ class Ppo(Section):
     epochs: Count = 1
     """Passes over each batch. More learn more from each sample, further off-policy."""
     group: Count = 1
-    """Samples of each prompt. grpo, rloo and reinforce_plus_plus_baseline compare them with each other and need 2 at least;
-    more compare better, at more rollout."""
+    """Samples of each prompt. grpo, rloo, opo and reinforce_plus_plus_baseline compare them with each other and need 2 at
+    least; more compare better, at more rollout."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What grpo divides advantages by. group: the standard deviation of the group's scores; batch: that of the batch's; none:
     nothing, as Dr.GRPO, which does not favour prompts that are almost always or almost never answered well."""
@@ -104,9 +104,10 @@ class Ppo(Section):
     whiten: bool = True
     """true scales advantages over the whole batch to mean 0, variance 1; false keeps the reward's scale. Of ppo and the two
     reinforce_plus_plus; grpo and rloo are not whitened."""
-    loss_mode: Literal["vanilla", "gspo", "cispo", "sapo"] = "vanilla"
-    """The policy's loss. vanilla: PPO's clip of each token's ratio; gspo: of the whole sample's; cispo: the clipped ratio as a
-    constant weight, so that no token loses its gradient; sapo: a soft gate (tau_pos, tau_neg) in place of a clip."""
+    loss_mode: Literal["vanilla", "gspo", "geo_mean", "cispo", "sapo"] = "vanilla"
+    """The policy's loss. vanilla: PPO's clip of each token's ratio; gspo: of the whole sample's; geo_mean: GMPO, which
+    clips each token's before it takes the whole sample's; cispo: the clipped ratio as a constant weight, so that no token loses
+    its gradient; sapo: a soft gate (tau_pos, tau_neg) in place of a clip."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )

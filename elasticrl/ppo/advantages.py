@@ -80,28 +80,26 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
 
 
 def contested(scores: torch.Tensor, group: int, lost: torch.Tensor | None = None) -> torch.Tensor:
-    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn.
-    Those that are `lost` have no score.
-    """
-    groups = _groups(scores, group)
-    if lost is not None:
-        there = ~_groups(lost, group)
-        first = groups.gather(1, there.int().argmax(1, keepdim=True))
-        groups = torch.where(there, groups, first)
-    return (groups != groups[:, :1]).any(1).repeat_interleave(group)
+    """Whether each sample is in a group whose scores are not all alike [samples]: of the others there is nothing to learn."""
+    groups, there = _groups(scores, group), _there(scores, group, lost)
+    least = torch.where(there, groups, torch.inf).amin(1)
+    return (torch.where(there, groups, -torch.inf).amax(1) > least).repeat_interleave(group)
 
 
 def without_critic(
     rewards: torch.Tensor, mask: torch.Tensor, ppo: Ppo, lost: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The advantages of an algorithm that has no critic, from the rewards of each token. reinforce_plus_plus has a return for
-    each token; the others have a baseline from the group's scores.
+    each token; the others have a baseline from the group's scores. Samples that are `lost` [samples] have no score: the others
+    are compared among themselves.
     """
     if ppo.algorithm == "reinforce_plus_plus":
         return gae(rewards, torch.zeros_like(rewards), mask, gamma=ppo.gamma, lam=1.0)[0]
     scores = rewards.sum(1)
     if ppo.algorithm == "rloo":
-        return leave_one_out(scores, mask, ppo.group, lost)
+        return leave_one_out(scores, mask, ppo.group, lost=lost)
+    if ppo.algorithm == "opo":
+        return less_weighted_mean(scores, mask, ppo.group, lost=lost)
     scaled = ppo.algorithm == "grpo" and ppo.scale_rewards == "group"
     return group_advantages(scores, mask, ppo.group, scaled=scaled, lost=lost)
 
@@ -112,33 +110,38 @@ def group_advantages(
     """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
 
     Samples of a group are neighbours: rows 0 to group - 1 are the first. `scaled` divides by the group's standard deviation,
-    which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out. Samples that are `lost`
-    have no score: the others are compared among themselves.
+    which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out.
     """
-    groups = _groups(scores, group)
-    if lost is not None and lost.any():
-        gain = _gain_of_those_there(groups, ~_groups(lost, group), scaled=scaled)
-        return torch.where(mask, gain.reshape(-1, 1), 0.0)
-    gain = groups - groups.mean(1, keepdim=True)
-    if scaled and group > 1 and len(scores):
-        gain = gain / (groups.std(1, keepdim=True) + GROUP_EPSILON)
-    return torch.where(mask, gain.reshape(-1, 1), 0.0)
+    groups, there = _groups(scores, group), _there(scores, group, lost)
+    count = there.sum(1, keepdim=True)
+    gain = groups - torch.where(there, groups, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+    if scaled and group > 1:
+        squares = torch.where(there, gain, 0.0).square().sum(1, keepdim=True)
+        gain = gain / ((squares / (count - 1).clamp(min=1)).sqrt() + GROUP_EPSILON)
+    return _of_all_tokens(torch.where(count > 1, gain, 0.0) if group > 1 else gain, mask, there)
 
 
 def leave_one_out(
-    scores: torch.Tensor, mask: torch.Tensor, group: int, lost: torch.Tensor | None = None
+    scores: torch.Tensor, mask: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample. Those that are
-    `lost` have no score.
+    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample."""
+    groups, there = _groups(scores, group), _there(scores, group, lost)
+    count = there.sum(1, keepdim=True)
+    others = torch.where(there, groups, 0.0).sum(1, keepdim=True) - groups
+    gain = groups - others / (count - 1).clamp(min=1)
+    return _of_all_tokens(torch.where(count > 1, gain, 0.0), mask, there)
+
+
+def less_weighted_mean(
+    scores: torch.Tensor, mask: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
+) -> torch.Tensor:
+    """OPO: each score less the group's mean, in which an answer weighs as many times as it has tokens: the baseline of least
+    variance, where tokens' gradients are alike.
     """
-    groups = _groups(scores, group)
-    if lost is not None and lost.any():
-        there = ~_groups(lost, group)
-        known, count = groups * there, there.sum(1, keepdim=True)
-        others = (known.sum(1, keepdim=True) - known) / (count - 1).clamp(min=1)
-        return torch.where(mask, torch.where(count > 1, groups - others, 0.0).reshape(-1, 1), 0.0)
-    others = (groups.sum(1, keepdim=True) - groups) / max(group - 1, 1)
-    return torch.where(mask, (groups - others).reshape(-1, 1), 0.0)
+    groups, there = _groups(scores, group), _there(scores, group, lost)
+    lengths = torch.where(there, mask.sum(1).view(-1, group), 0).to(scores.dtype)
+    mean = torch.where(there, groups * lengths, 0.0).sum(1, keepdim=True) / lengths.sum(1, keepdim=True).clamp(min=1.0)
+    return _of_all_tokens(groups - mean, mask, there)
 
 
 def over_batch(advantages: torch.Tensor, scores: Moments) -> torch.Tensor:
@@ -151,14 +154,12 @@ def _groups(scores: torch.Tensor, group: int) -> torch.Tensor:
     return scores.view(-1, group)
 
 
-def _gain_of_those_there(groups: torch.Tensor, there: torch.Tensor, *, scaled: bool) -> torch.Tensor:
-    """As `group_advantages`, where groups differ in size."""
-    count = there.sum(1, keepdim=True)
-    gain = torch.where(there, groups - (groups * there).sum(1, keepdim=True) / count.clamp(min=1), 0.0)
-    if scaled:
-        std = (gain.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        gain = gain / (std + GROUP_EPSILON)
-    return torch.where(count > 1, gain, 0.0)
+def _there(scores: torch.Tensor, group: int, lost: torch.Tensor | None) -> torch.Tensor:
+    return torch.ones_like(scores, dtype=torch.bool).view(-1, group) if lost is None else ~lost.view(-1, group)
+
+
+def _of_all_tokens(gain: torch.Tensor, mask: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask & there.reshape(-1, 1), gain.reshape(-1, 1), 0.0)
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:

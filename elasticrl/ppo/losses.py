@@ -143,6 +143,16 @@ def _gspo(log_ratio: torch.Tensor, new: torch.Tensor, gain: torch.Tensor, mask: 
     return _clip(of_sample.detach() + (new - new.detach()), new, gain, mask, ppo)
 
 
+def _geo_mean(
+    log_ratio: torch.Tensor, _new: torch.Tensor, gain: torch.Tensor, mask: torch.Tensor, ppo: Ppo
+) -> Surrogate:
+    """GMPO: the geometric mean of the tokens' ratios, each clipped before: its log to [-clip_low, clip_high]."""
+    held = log_ratio.clamp(-ppo.clip_low, ppo.clip_high)
+    least = torch.where(gain < 0, torch.maximum(log_ratio, held), torch.minimum(log_ratio, held))
+    of_sample = least.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return Surrogate(-gain * of_sample.exp(), least != log_ratio)
+
+
 def _cispo(log_ratio: torch.Tensor, new: torch.Tensor, gain: torch.Tensor, _mask: torch.Tensor, ppo: Ppo) -> Surrogate:
     """The clipped ratio is a constant weight of the token's log-probability: no token's gradient is lost."""
     ratio = log_ratio.exp().detach()
@@ -158,7 +168,7 @@ def _sapo(log_ratio: torch.Tensor, _new: torch.Tensor, gain: torch.Tensor, _mask
 
 
 SURROGATES: Mapping[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Ppo], Surrogate]] = {
-    "vanilla": _clip, "gspo": _gspo, "cispo": _cispo, "sapo": _sapo,
+    "vanilla": _clip, "gspo": _gspo, "geo_mean": _geo_mean, "cispo": _cispo, "sapo": _sapo,
 }  # fmt: skip
 
 

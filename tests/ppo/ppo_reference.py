@@ -73,6 +73,11 @@ def policy(
             a, d, w = adv[row][t], logs[t], weights[row][t] if weights is not None else 1.0
             kl += exp(d) - 1 - d
             ratio = exp(sum(logs.values()) / len(logs)) if mode == "gspo" else exp(d)
+            if mode == "geo_mean":
+                best = {i: (max if adv[row][i] < 0 else min)(x, clamp(x, -low, high)) for i, x in logs.items()}
+                clipped += best[t] != d
+                terms.append(-a * exp(sum(best.values()) / len(best)) * w)
+                continue
             held = clamp(ratio, 1 - low, 1 + high)
             if mode == "cispo":
                 term, bites = -held * a * new[row][t], held != ratio
@@ -166,6 +171,16 @@ def others_row(scores, group):
     """RLOO: each score less the mean of the others of its group."""
     parts = [scores[start : start + group] for start in range(0, len(scores), group)]
     return [x - sum(part[:i] + part[i + 1 :]) / (group - 1) for part in parts for i, x in enumerate(part)]
+
+
+def opo_row(scores, lengths, group):
+    """OPO: each score less the group's mean by lengths."""
+    found = []
+    for start in range(0, len(scores), group):
+        part = list(zip(scores[start : start + group], lengths[start : start + group], strict=True))
+        mean = sum(x * n for x, n in part) / max(sum(n for _, n in part), 1)
+        found += [x - mean for x, _ in part]
+    return found
 
 
 def overlong(length, most, buffer, factor):

@@ -31,6 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "algorithm": "rloo", "group": 4, "loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean", "clip_low": 0.01,
         "kl": {"where": "reward", "estimator": "k2", "coef": 0.01},
     },
+    "OPO with GMPO": {
+        "algorithm": "opo", "group": 4, "loss_mode": "geo_mean", "loss_agg_mode": "seq-mean-token-mean", "clip_low": 0.01,
+        "kl": {"where": "off"},
+    },
     "REINFORCE++ with CISPO": {
         "algorithm": "reinforce_plus_plus", "loss_mode": "cispo", "loss_agg_mode": "seq-mean-token-sum",
         "kl": {"where": "reward", "coef": 0.01},

@@ -15,6 +15,7 @@ from elasticrl.config.training import Ppo
 from elasticrl.ppo import kl, losses, preference
 from elasticrl.ppo.advantages import (
     WHITENED,
+    contested,
     explained_variance,
     gae,
     last_valid,
@@ -29,7 +30,7 @@ from elasticrl.runtime.lanes import Fold, Node
 from elasticrl.runtime.scalars import Moments
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-MODES = ("vanilla", "gspo", "cispo", "sapo")
+MODES = ("vanilla", "gspo", "geo_mean", "cispo", "sapo")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -243,14 +244,16 @@ def test_logprobs_entropy_and_both_kls(b, temperature):
     b.same(kl.k3(policy, ref, every, limit=10.0), [[reference.k3(p, r, 10.0) for p, r in row] for row in pairs])
 
 
+@pytest.mark.parametrize(
+    "kind", ["group", "batch", "none", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+)
 @quick
 @given(
     batches,
     st.sampled_from([2, 4]),
-    st.sampled_from(["group", "batch", "none", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]),
     st.sampled_from([1.0, 0.9]),
 )
-def test_advantages_without_a_critic(b, group, kind, gamma):
+def test_advantages_without_a_critic(kind, b, group, gamma):
     rewards = b.numbers(1, shape=(b.rows * group, b.width))
     mask = b.mask().repeat_interleave(group, 0)
     rewards = torch.where(mask, rewards, 0.0)
@@ -268,8 +271,24 @@ def test_advantages_without_a_critic(b, group, kind, gamma):
         row = reference.others_row if kind == "rloo" else partial(reference.group_row, by=scale)
         row = partial(reference.group_row, by="none") if kind == "reinforce_plus_plus_baseline" else row
         each = row(scores.tolist(), group)
+        each = reference.opo_row(scores.tolist(), mask.sum(1).tolist(), group) if kind == "opo" else each
         found = [[x if k else 0.0 for k in m] for x, m in zip(each, keep, strict=True)]
     b.same(ours, reference.whiten_all(found, keep) if algorithm in WHITENED else found)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "opo"])
+@quick
+@given(batches)
+def test_what_is_lost_is_as_if_it_had_never_been_in_its_group(kind, b):
+    """The first of four is lost, whatever its score is: the others have the advantages of a group of three."""
+    rewards, mask = b.numbers(1, shape=(b.rows * 4, b.width)), b.mask().repeat_interleave(4, 0)
+    rewards = torch.where(mask, rewards, 0.0)
+    lost = torch.arange(b.rows * 4) % 4 == 0
+    found = without_critic(rewards + 1e3 * lost[:, None], mask, Ppo(algorithm=kind, group=4), lost)
+    assert not found[lost].any()
+    b.same(found[~lost], without_critic(rewards[~lost], mask[~lost], Ppo(algorithm=kind, group=3)).tolist())
+    alike = contested(torch.tensor([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 2.0, 1.0]), 4, torch.tensor([True, *[False] * 3] * 2))
+    assert alike.tolist() == [False] * 4 + [True] * 4
 
 
 @quick

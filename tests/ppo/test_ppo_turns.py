@@ -395,7 +395,7 @@ def test_what_is_lost_has_no_part_in_a_baseline_nor_in_what_a_group_agrees_on() 
     scores = torch.tensor([1.0, 0.0, 7.0, 2.0, 1.0, 9.0, 1.0, 1.0], dtype=torch.float64)
     mask, lost = torch.ones(8, 2, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
     lost[2] = lost[5] = True
-    found = leave_one_out(scores, mask, 4, lost)[:, 0]
+    found = leave_one_out(scores, mask, 4, lost=lost)[:, 0]
     alone = leave_one_out(scores[~lost], mask[~lost], 3)[:, 0]
     torch.testing.assert_close(found[~lost], alone)
     assert contested(scores, 4).all()

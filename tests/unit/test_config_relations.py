@@ -408,6 +408,14 @@ CASES = [
         "Remove it, or set algorithm: grpo.",
     ),
     Case(
+        "ppo.preference_loss",
+        "sigmoid but for dpo",
+        ["ppo.preference_loss=ipo"],
+        "it is ipo, with ppo",
+        ["ppo.algorithm=dpo"],
+        "Remove it, or set algorithm: dpo.",
+    ),
+    Case(
         "ppo.gen_batch",
         "over batch",
         ["ppo.gen_batch=64", "ppo.filter_groups=true", "ppo.algorithm=grpo", "ppo.group=8", "ppo.kl.where=loss"],
@@ -433,7 +441,7 @@ CASES = [
     ),
     Case(
         "ppo.dual_clip",
-        "null with cispo and sapo",
+        "null but for vanilla and gspo",
         ["ppo.dual_clip=3", "ppo.loss_mode=sapo"],
         "it is 3, with sapo",
         ["ppo.loss_mode=vanilla"],
