@@ -72,6 +72,7 @@ class Patience:
     at_once: int
     holds: bool  # a sample is never lost: it is tried until the deadline, and then the worker fails
     deadline_s: float
+    may_lose: float = 1.0  # the share of a step's samples
 
 
 class Desk:
