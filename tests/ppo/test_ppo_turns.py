@@ -199,7 +199,7 @@ def test_an_outage_burns_no_data(path, bad):
     bad.setattr(Bad, "fails", 9)
     trainer, run = turned(path, ppo=few(), environment=f"{__name__}:Bad", patience=replace(PATIENCE, may_lose=0.01))
     with pytest.raises(
-        EnvironmentFault, match=r"Bad lost \d of the 32 samples of step 0, .* set environment.trouble: hold"
+        EnvironmentFault, match=r"Bad lost \d of the 32 samples of step 0: .* set environment.trouble: hold"
     ):
         trainer.step(0)
     assert "reply 0" not in run.buffer.done, "what is not kept is asked again"
