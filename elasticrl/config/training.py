@@ -16,6 +16,7 @@ from elasticrl.config.section import (
     Mapped,
     Names,
     Port,
+    Portion,
     Positive,
     Seconds,
     Section,
@@ -274,6 +275,9 @@ class Environment(Section):
     trouble: Literal["mask", "hold"] = "mask"
     """What becomes of a sample whose call failed in all its tries. mask: nothing of it is trained on, and it is counted
     (`lost`). hold: it is tried until the rollout's budget is over, and then its worker fails."""
+    may_lose: Portion = 0.25
+    """The share of a step's samples that may be lost. More rides out longer outages, on fewer samples. If more are lost, the
+    workers fail, and the turn is asked again."""
     at_once: Count = 16
     """Calls that a worker has under way. More is faster where the tools serve several at once."""
 

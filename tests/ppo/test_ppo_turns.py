@@ -195,6 +195,16 @@ def test_a_sample_whose_tries_all_failed_is_masked_and_counts_nowhere(path, bad)
     assert all(not rows["mask"][i].any() for rows in run.buffer.rows.values() for i in rows["lost"].nonzero()[:, 0])
 
 
+def test_an_outage_burns_no_data(path, bad):
+    bad.setattr(Bad, "fails", 9)
+    trainer, run = turned(path, ppo=few(), environment=f"{__name__}:Bad", patience=replace(PATIENCE, may_lose=0.01))
+    with pytest.raises(
+        EnvironmentFault, match=r"Bad lost \d of the 32 samples of step 0: .* set environment.trouble: hold"
+    ):
+        trainer.step(0)
+    assert "reply 0" not in run.buffer.done, "what is not kept is asked again"
+
+
 def test_a_job_that_holds_tries_until_its_budget_is_over_and_then_says_so(path, bad):
     bad.setattr(Bad, "fails", 10**9)
     trainer, _ = turned(

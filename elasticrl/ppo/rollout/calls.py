@@ -72,6 +72,7 @@ class Patience:
     at_once: int
     holds: bool  # a sample is never lost: it is tried until the deadline, and then the worker fails
     deadline_s: float
+    may_lose: float = 1.0  # the share of a step's samples
 
 
 class Desk:
@@ -149,20 +150,18 @@ class Desk:
                 if call is None or future is None:
                     return
                 self._flights[call.key] = future
-            outcome = error = None
             try:
                 outcome = self._answer(call, ends)
-            except BaseException as caught:  # noqa: BLE001 - it is raised where it is waited for
-                error = caught
-                gone.set()  # the rest is asked in vain
-            with self._lock:
-                self._flights.pop(call.key, None)
-                if outcome is not None and outcome.taped is not None:
-                    self.tape.add(call.lane, call.key, outcome.taped)
-            if outcome is not None:
+                if outcome.taped is not None:
+                    with self._lock:
+                        self.tape.add(call.lane, call.key, outcome.taped)
                 future.set_result(outcome)
-            else:
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                 future.set_exception(error)
+                gone.set()  # the rest is asked in vain
+            finally:
+                with self._lock:  # whoever asks again finds it under way, or on the tape
+                    self._flights.pop(call.key, None)
 
     def _answer(self, call: Call, ends: float) -> Outcome:
         """Again and again, as long as patience lasts."""

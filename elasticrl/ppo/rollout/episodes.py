@@ -144,11 +144,16 @@ class Episodes:
 
     def _left(self) -> bool:
         """Whether any episode goes on, in whatever lane. Collective."""
-        rows = self.run.buffer.rows
+        return self._count(lambda rows: ~rows["over"])[0] > 0
+
+    def _count(self, which: Callable[[Rows], torch.Tensor]) -> tuple[float, float]:
+        """How many samples of the whole batch, and of how many. Collective."""
         tallies = {lane: Tally() for lane in self.run.lanes}
         for lane, tally in tallies.items():
-            tally.add(left=float((~rows[lane]["over"]).sum()))
-        return self.run.exchange(tallies).sums["left"] > 0
+            chosen = which(self.run.buffer.rows[lane])
+            tally.add(chosen=float(chosen.sum()), all=float(len(chosen)))
+        sums = self.run.exchange(tallies).sums
+        return sums["chosen"], sums["all"]
 
     def _say(self, turn: int) -> None:
         """The policy's messages of this turn: a lane at a time, or all at once where the engine is nobody's collective."""
@@ -193,6 +198,20 @@ class Episodes:
         for lane in dict.fromkeys(self.run.lanes):
             mine = {place: found for (its, place), found in zip(places, outcomes, strict=True) if its == lane}
             buffer.put(lane, **self._answered(buffer.rows[lane], turn, mine))
+        self._bear()
+
+    def _bear(self) -> None:
+        """An outage must not burn the data: with too many lost samples the turn is asked again, as it is not kept yet. All
+        ranks fail alike.
+        """
+        lost, most = self._count(lambda rows: rows["lost"])
+        if lost > self.desk.patience.may_lose * most:
+            raise EnvironmentFault(
+                f"{self.desk.name} lost {lost:.0f} of the {most:.0f} samples of step {self.run.streams.step}: their calls "
+                "failed in all tries, or a first observation left no room for a message; see that its tools run, raise "
+                "environment.retries, environment.timeout, environment.may_lose or rollout.max_tokens, or set "
+                "environment.trouble: hold"
+            )
 
     def _calls(self, lane: int, turn: int) -> list[tuple[int, Call]]:
         rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]

@@ -87,6 +87,7 @@ def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: Engine, feed: Fe
         return None
     patience = Patience(
         timeout_s=asked.timeout_s, retries=asked.retries, at_once=asked.at_once, holds=asked.trouble == "hold",
+        may_lose=asked.may_lose,
         deadline_s=tree.timeouts.phase.rollout_s or tree.timeouts.default_phase_s,
     )  # fmt: skip
     # Who trains alone is not replaced.

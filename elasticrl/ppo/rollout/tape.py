@@ -100,7 +100,10 @@ def _read(line: str) -> tuple[str, Taped] | None:
     sum_, _, text = line.partition(" ")
     if sum_ != f"{crc32(text.encode()):08x}":
         return None
-    found: Any = parsed(text)
+    try:
+        found: Any = parsed(text)
+    except ValueError:  # larger or deeper than is read: it is asked again
+        return None
     observation = found["reply"]["observation"]
     reply = Reply(
         **found["reply"] | {"observation": observation if isinstance(observation, str) else tuple(observation)}
