@@ -53,6 +53,7 @@ LEARNS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path, conf):
     def learn(
