@@ -340,8 +340,10 @@ class Picky(nn.Module):
 
 def leave_out_a_parameter(
     rank: int, world: int, store: dist.Store, *, generation: int, as_old_torch: bool = False
-) -> list[tuple[str, float]]:
-    """The summed gradients of four lanes of which one uses `b`. `as_old_torch`: a torch that does not sum what is unused."""
+) -> list[tuple[str, float]] | str:
+    """The summed gradients of four lanes of which one uses `b`. `as_old_torch`: a torch that does not sum what is unused, and
+    what this rank is told of it.
+    """
     gang = form(generation=generation, rank=rank, world=world, store=store)
 
     def build(mesh: DeviceMesh) -> nn.Module:
@@ -363,6 +365,10 @@ def leave_out_a_parameter(
             for piece in strategy.shard.pieces
             for number in strategy.shard.grad[piece.there].tolist()
         ]
+    except (Misuse, GangError) as error:
+        if as_old_torch:
+            return str(error)
+        raise
     finally:
         gang.leave()
 

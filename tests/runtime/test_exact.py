@@ -1,5 +1,6 @@
 """The same bits for every number of workers, for both strategies, through resizes and deaths. Real processes, real gloo."""
 
+import re
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -119,10 +120,10 @@ def test_a_parameter_that_a_lane_leaves_out_counts_as_zero_under_fsdp_too(worker
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_torch_that_cannot_sum_what_is_left_out_is_told_of(workers: Workers, world: int):
-    with pytest.raises(
-        AssertionError, match=r"'unit' took no part in this pass: torch .* Install torch 2\.13 or later"
-    ):
-        workers.run(exact_job.leave_out_a_parameter, world, generation=next(GENERATION), as_old_torch=True)
+    told = workers.run(exact_job.leave_out_a_parameter, world, generation=next(GENERATION), as_old_torch=True)
+    assert any(
+        re.search(r"'unit' took no part in this pass: torch .* Install torch 2\.13 or later", each) for each in told
+    )
 
 
 def test_ranks_that_tally_other_names_are_all_told_so(workers: Workers):
