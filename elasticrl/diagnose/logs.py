@@ -38,7 +38,9 @@ _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
 NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
-WHOLE = 1 << 17  # bytes at the beginning of a log of which each line is looked at, with a word of the sieve or without
+WHOLE = (
+    1 << 17
+)  # bytes at the beginning of a log of which each line is looked at, with a word of the sieve or without: 0.1 s
 CHUNK = 1 << 20  # bytes read from a file at once
 LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit
@@ -114,6 +116,7 @@ class Parser:
     source: str = ""
     rank: int | None = None  # whose stream it is, if it is one rank's
     node: str | None = None
+    whole: int = WHOLE  # bytes at the beginning of which each line is looked at
     ranks: set[int] = field(default_factory=set)  # heard of in the lines that were looked at
     ways: Ways = field(default_factory=Ways)  # that NCCL has chosen
     _left: bytes = b""
@@ -180,7 +183,7 @@ class Parser:
     def _windows(self, cut: int) -> Iterator[list[Line]]:
         """Each hit before `cut` with the lines around it; hits that are close together share one window."""
         data = self._left
-        hits = sorted(_hits(data, cut, WHOLE - self._past))
+        hits = sorted(_hits(data, cut, self.whole - self._past))
         number, counted = self._number, 0
         window: list[Line] = []
         last_end = 0

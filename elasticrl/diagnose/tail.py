@@ -151,7 +151,8 @@ class Tail:
         if file.parser is None:
             from elasticrl.diagnose.logs import Parser
 
-            file.parser = Parser(source=str(file.growing.path), rank=file.rank, node=self._node)
+            # Beside a training job only lines with a word of the sieve are looked at: it must cost next to nothing.
+            file.parser = Parser(source=str(file.growing.path), rank=file.rank, node=self._node, whole=0)
         return file.parser
 
     def _finish(self, file: _File) -> None:
