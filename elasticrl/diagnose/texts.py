@@ -602,7 +602,7 @@ ENDS: tuple[Text, ...] = (
     Text("reboot timed out", _K.NODE, _S.NODE_GONE, detail="Slurm: the node did not come back", family="end"),
     Text("Host EC2", _K.NODE, _S.NODE_GONE, r"Host EC2 .{0,40}[Tt]erminated", detail="the cloud took the node back", family="end"),
     Text("differs from hardware", _K.LIMIT, _S.SETTING, r"Node configuration differs from hardware.{0,60}", family="sched"),
-    Text("Prolog failure on node", _K.LIMIT, _S.SETTING, r"Prolog failure on node \S{1,80}", family="sched"),
+    Text("Prolog ", _K.LIMIT, _S.SETTING, r"Prolog (?:failure|hung) on node \S{1,80}", family="sched"),
     Text("count reported lower than configured", _K.LIMIT, _S.SETTING, r"gres/gpu count reported lower than configured.{0,20}", family="sched"),
     Text("node failure)", _K.NODE, _S.NODE_GONE, r"job preempted \(node failure\)", detail="PBS: node failed", family="end"),
     Text("NODE_DIED", _K.NODE, _S.NODE_GONE, r"failed with error NODE_DIED", detail="Ray: node dead", family="end"),
