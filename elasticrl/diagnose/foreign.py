@@ -2,7 +2,7 @@
 
 The one idea: a launcher tells a rank its number by its environment, and the kernel shows that. So nothing of ours need run
 in the job, and nothing is asked of it: stacks are read from its memory (py-spy), all else from /proc. A single look says
-where a rank is. Several looks say whether it moves, and only who stands still is judged.
+where a rank is. Several looks say whether it moves: who moves is judged only if others stand still and wait for it.
 """
 
 import os
@@ -29,8 +29,8 @@ NAMES: Final = (
 )  # fmt: skip
 #: What else is read of an environment: which job it is, and how many of its ranks are on this machine.
 ELSE: Final = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
-LOOKS: Final = 3
-APART_S: Final = 1.2  # between two looks
+LOOKS: Final = 4
+APART_S: Final = 1.0  # between two looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,22 +167,38 @@ def look(job: Job, *, spy: str | None = None, apart_s: float = APART_S) -> Look:
     for _ in range(LOOKS - 1):
         time.sleep(apart_s)
         looks.append(_stacks(job, spy))
-    last = looks[-1]
-    moving = tuple(sorted(rank for rank in job.ranks if len({looks[i][rank].frames for i in range(LOOKS)}) > 1))
-    gone = sorted({*job.gone, *(rank for rank, pid in job.ranks.items() if process.state(pid) in {"", "Z", "X"})})
+    gone = {*job.gone, *(rank for rank, pid in job.ranks.items() if process.state(pid) in {"", "Z", "X"})}
+    looks = [{rank: stack for rank, stack in each.items() if rank not in gone} for each in looks]
+    telling = settled(looks)
+    moving = tuple(sorted(set(looks[-1]) - set(telling)))
     facts = (
-        *stacks.evidence({rank: stack for rank, stack in last.items() if rank not in {*moving, *gone}}),
+        *stacks.evidence(telling),
         *(
             Evidence(kind=Kind.EXIT, sign=Sign.GONE, rank=rank, detail="its process is gone", source="processes")
-            for rank in gone
+            for rank in sorted(gone)
         ),
-        *_machine(job),
+        *(fact for fact in _machine(job) if gone or fact.sign is not Sign.OOM_KILLED),  # else it was somebody else's
     )
     known = Known(world=job.world if job.world == len(job.ranks) + len(job.gone) else None, heard=frozenset(job.ranks))
-    blind = "" if any(stack.frames for stack in last.values()) or not job.ranks else _blind(spy)
+    blind = "" if any(stack.frames for stack in looks[-1].values()) or not looks[-1] else _blind(spy)
     return Look(
         job=job, evidence=facts, verdict=judge(facts, known), said=stacks.summary(facts), moving=moving, blind=blind
     )
+
+
+def settled(looks: Sequence[Mapping[int, Stack]]) -> dict[int, Stack]:
+    """The last look at those that it speaks for: who stands still, and who is busy elsewhere in each look while others stand in
+    a collective. Pure.
+    """
+    last = looks[-1]
+    still = {rank for rank in last if len({look[rank].frames for look in looks}) == 1}
+    held_up = any(last[rank].frames and stacks.place(last[rank].frames).waits for rank in still)
+    busy = {rank for rank in set(last) - still if held_up and all(_outside(look[rank]) for look in looks)}
+    return {rank: stack for rank, stack in last.items() if rank in still | busy}
+
+
+def _outside(stack: Stack) -> bool:
+    return bool(stack.frames) and not stacks.place(stack.frames).waits
 
 
 def _stacks(job: Job, spy: str) -> dict[int, Stack]:

@@ -15,7 +15,8 @@ import pytest
 from chaos.patience import patience
 from elasticrl.contract.verdict import Fault
 from elasticrl.diagnose import foreign
-from elasticrl.diagnose.foreign import Job, NoJob, Seen, job
+from elasticrl.diagnose.foreign import Job, NoJob, Seen, job, settled
+from elasticrl.diagnose.stacks import Frame, Stack
 
 WORLD = 3
 SCRIPT = Path(__file__).with_name("foreign_job.py")
@@ -225,6 +226,19 @@ def test_slurm_s_tasks_are_ranks_where_nobody_says_otherwise() -> None:
 
 def test_processes_that_say_no_rank_are_numbered_as_they_were_named() -> None:
     assert job([Seen(pid=5, parent=1, env={}), Seen(pid=6, parent=1, env={})], pids=[6, 5]).ranks == {0: 6, 1: 5}
+
+
+def stack(name: str, line: int = 1) -> Stack:
+    file = "/env/torch/distributed/distributed_c10d.py" if name == "all_reduce" else "/job/train.py"
+    return Stack(pid=1, frames=(Frame(file=file, line=line, name=name),), state="S")
+
+
+def test_who_is_busy_while_others_stand_and_wait_is_looked_at_and_who_goes_on_is_not() -> None:
+    waits, busy = [stack("all_reduce")] * 3, [stack("evaluate", n) for n in range(3)]
+    walks = [stack("all_reduce"), stack("forward"), stack("all_reduce")]
+    assert settled([dict(enumerate(row)) for row in zip(waits, busy, strict=True)]).keys() == {0, 1}
+    assert settled([dict(enumerate(row)) for row in zip(walks, busy, strict=True)]) == {}
+    assert settled([dict(enumerate(row)) for row in zip(waits, walks, strict=True)]).keys() == {0}
 
 
 @pytest.mark.parametrize("how", [{"pids": [99]}, {"slurm": "99"}])
