@@ -8,7 +8,7 @@ where a rank is. Several looks say whether it moves: who moves is judged only if
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -177,9 +177,10 @@ def look(job: Job, *, spy: str | None = None, apart_s: float = APART_S) -> Look:
             Evidence(kind=Kind.EXIT, sign=Sign.GONE, rank=rank, detail="its process is gone", source="processes")
             for rank in sorted(gone)
         ),
-        *(fact for fact in _machine(job) if gone or fact.sign is not Sign.OOM_KILLED),  # else it was somebody else's
+        *concerns(_machine(job), gone),
     )
-    known = Known(world=job.world if job.world == len(job.ranks) + len(job.gone) else None, heard=frozenset(job.ranks))
+    whole = job.world == len(job.ranks) + len(job.gone) and not moving
+    known = Known(world=job.world if whole else None, heard=frozenset(job.ranks))
     blind = "" if any(stack.frames for stack in looks[-1].values()) or not looks[-1] else _blind(spy)
     return Look(
         job=job, evidence=facts, verdict=judge(facts, known), said=stacks.summary(facts), moving=moving, blind=blind
@@ -195,6 +196,11 @@ def settled(looks: Sequence[Mapping[int, Stack]]) -> dict[int, Stack]:
     held_up = any(last[rank].frames and stacks.place(last[rank].frames).waits for rank in still)
     busy = {rank for rank in set(last) - still if held_up and all(_outside(look[rank]) for look in looks)}
     return {rank: stack for rank, stack in last.items() if rank in still | busy}
+
+
+def concerns(facts: Iterable[Evidence], gone: Collection[int]) -> tuple[Evidence, ...]:
+    """What the kernel says of a machine and this job may have met: where all ranks live, whom it killed was another's. Pure."""
+    return tuple(fact for fact in facts if gone or fact.sign is not Sign.OOM_KILLED)
 
 
 def _outside(stack: Stack) -> bool:

@@ -239,7 +239,6 @@ MACHINE: tuple[Text, ...] = (
     Text("items of ancdata", _K.LIMIT, _S.RESOURCE_LIMIT, r"received (?:\d|%d) items of ancdata", detail="open files (ulimit -n)"),
     Text("Bus error", _K.LIMIT, _S.SHM_FULL, r"nonexistent physical address|Bus error.{0,60}(?:shm|shared memory)", detail="/dev/shm", family="mem"),
     Text("max locked memory", _K.LIMIT, _S.RESOURCE_LIMIT, r"[Pp]lease set max locked memory.{0,40}", detail="locked memory (ulimit -l)", family="mem"),
-    Text("cannot allocate memory for thread-local data", _K.OOM, _S.HOST_MEMORY, family="mem"),
     Text("ObjectStoreFullError", _K.OOM, _S.HOST_MEMORY, r"ObjectStoreFullError.{0,80}", family="mem"),
     Text("OutOfDiskError", _K.DISK, _S.DISK_FULL, r"OutOfDiskError.{0,80}", family="mem"),
     Text("Too many open files", _K.LIMIT, _S.RESOURCE_LIMIT, detail="open files (ulimit -n)"),

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import tenacity
 import torch
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MAX_REPLY = 64 << 20
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 REASON = 500  # bytes of a reply that refuses, to be told
+_T = TypeVar("_T")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 SIGN_S = 0.5  # between signs that this worker waits: two are well within `timeouts.floor`
 Score = float | list[float]
@@ -225,15 +226,9 @@ class Endpoint:
 
         for _ in range(min(self.at_once, len(works))):
             threading.Thread(target=working, name="reward", daemon=True).start()
-        waits = seldom(self.waits)
         try:
             with self.alone():
-                while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
-                    for future in left.done:
-                        future.result()  # raises what failed, while others are still asked
-                    self.check()
-                    waits()
-            return [future.result() for future in found]
+                return outcomes(found, check=self.check, waits=self.waits)
         finally:
             gone.set()
 
@@ -319,6 +314,17 @@ class _Unfollowed(urllib.request.HTTPRedirectHandler):
 @cache
 def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_Unfollowed)
+
+
+def outcomes(found: Sequence[Future[_T]], *, check: Callable[[], None], waits: Callable[[], None]) -> list[_T]:
+    """What they come to, in order. Raises the first failure while others are still asked, and what `check` does."""
+    signs = seldom(waits)
+    while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
+        for future in left.done:
+            future.result()
+        check()
+        signs()
+    return [future.result() for future in found]
 
 
 def seldom(waits: Callable[[], None]) -> Callable[[], None]:

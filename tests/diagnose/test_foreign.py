@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from chaos.patience import patience
-from elasticrl.contract.verdict import Fault
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.verdict import Fault, Known
+from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import foreign
-from elasticrl.diagnose.foreign import Job, NoJob, Seen, job, settled
+from elasticrl.diagnose.foreign import Job, NoJob, Seen, concerns, job, settled
 from elasticrl.diagnose.stacks import Frame, Stack
 
 WORLD = 3
@@ -239,6 +241,20 @@ def test_who_is_busy_while_others_stand_and_wait_is_looked_at_and_who_goes_on_is
     assert settled([dict(enumerate(row)) for row in zip(waits, busy, strict=True)]).keys() == {0, 1}
     assert settled([dict(enumerate(row)) for row in zip(walks, busy, strict=True)]) == {}
     assert settled([dict(enumerate(row)) for row in zip(waits, walks, strict=True)]).keys() == {0}
+
+
+def test_whom_the_kernel_killed_was_another_s_where_all_ranks_live() -> None:
+    killed = Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED)
+    broken = Evidence(kind=Kind.XID, sign=Sign.GPU_BROKEN)
+    assert concerns([killed, broken], ()) == (broken,)
+    assert concerns([killed, broken], {2}) == (killed, broken)
+
+
+def test_who_has_ended_is_named_where_the_others_wait() -> None:
+    waits = tuple(Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=rank, op="all_reduce") for rank in (0, 2))
+    gone = Evidence(kind=Kind.EXIT, sign=Sign.GONE, rank=1, detail="its process is gone", source="processes")
+    verdict = judge((*waits, gone), Known(world=3, heard=frozenset({0, 2})))
+    assert (verdict.fault, verdict.ranks) == (Fault.DEAD_RANK, (1,))
 
 
 @pytest.mark.parametrize("how", [{"pids": [99]}, {"slurm": "99"}])

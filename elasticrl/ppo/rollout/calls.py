@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from elasticrl.ppo.environments import (
     is_trouble,
     observed,
 )
-from elasticrl.ppo.rewards import TURN_S, seldom
+from elasticrl.ppo.rewards import outcomes
 from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
 
 _T = TypeVar("_T")
@@ -116,15 +116,9 @@ class Desk:
         queue = iter(todo)
         for _ in range(min(self.patience.at_once, len(todo))):
             threading.Thread(target=self._work, args=(queue, ends, gone), name="environment", daemon=True).start()
-        waits = seldom(self.waits)
         try:
             with self.alone():
-                while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
-                    for future in left.done:
-                        future.result()  # raises what failed, while others are still asked
-                    self.check()
-                    waits()
-            return [future.result() for future in found]
+                return outcomes(found, check=self.check, waits=self.waits)
         finally:
             gone.set()
 
