@@ -38,9 +38,7 @@ _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
 NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
-WHOLE = (
-    1 << 17
-)  # bytes at the beginning of a log of which each line is looked at, with a word of the sieve or without: 0.1 s
+WHOLE = 1 << 17  # bytes at a log's beginning of which each line is looked at, whatever its words: 0.1 s
 CHUNK = 1 << 20  # bytes read from a file at once
 LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit

@@ -274,6 +274,20 @@ def test_a_healthy_log_is_read_at_memory_speed() -> None:
     assert len(data) / took > 25e6
 
 
+def test_of_a_single_rank_that_waits_late_nobody_says_that_ranks_parted() -> None:
+    late = LINE.replace("SeqNum=4486", "SeqNum=903144")
+    alone = judge(parse(late))
+    both = judge(parse(late + "\n" + late.replace("ank7", "ank3").replace("ank 7", "ank 3")))
+    assert (alone.fault, both.fault) == (Fault.HOST_HANG, Fault.DESYNC)
+
+
+def test_a_line_without_a_word_of_the_sieve_is_read_where_a_log_begins_and_not_beside_a_job() -> None:
+    line = b"Node unexpectedly rebooted\n"
+    assert [fact.sign for fact in Parser().read(line)] == [Sign.NODE_GONE]
+    assert Parser(whole=0).read(line) == []
+    assert Parser().read(b"step 1\n" * 40_000 + line) == []
+
+
 def test_names_of_files_tell_ranks_and_nodes() -> None:
     ranks = {
         name: rank_of(Path(name))
