@@ -43,6 +43,13 @@ def started_at(pid: int) -> int:
     return now.started if now else 0
 
 
+def held_since(pid: int) -> int:
+    """The same, but a process that was killed counts until its last thread has ended: it keeps its ports and files so long."""
+    fields = _stat(pid)
+    ended = not fields or fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) < 2)  # field 17: how many threads
+    return 0 if ended else int(fields[19])
+
+
 def state(pid: int) -> str:
     """The kernel's letter for a process: R, S, D, T, t, Z; "" if there is none."""
     return next(iter(_stat(pid)), "")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from elasticrl.base.owned import appended
-from elasticrl.base.process import started_at, state
+from elasticrl.base.process import held_since, started_at, state
 from elasticrl.base.regular import open_regular
 from elasticrl.base.value import dataclass
 
@@ -41,9 +41,9 @@ class Started:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process exists, running or stopped."""
+        """Whether this very process exists, running or stopped, or is killed and has threads that have not ended yet."""
         self._clear_away()
-        return bool(self.born) and started_at(self.pid) == self.born
+        return bool(self.born) and held_since(self.pid) == self.born
 
     @property
     def stopped(self) -> bool:

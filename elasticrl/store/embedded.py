@@ -9,6 +9,7 @@ etcd is started in a session of its own and outlives the daemon, unless `die_wit
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -34,6 +35,8 @@ LOG = "etcd.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 _RECORD_LIMIT = 4096
 _LAST_BYTES = 64 * 1024  # of it, for its last words
+PORTS = range(20_000, 30_000)  # below those that Linux gives to connections that go out
+_LOOKS = 20  # at ports that may be taken
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
 # Becomes what it is given, as a program that holds gRPC channels must not run Python between fork and exec.
@@ -159,11 +162,15 @@ class Embedded:
         return last if not last.alive or self._is_ours(last.pid) else None
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether this process is this user's, and an etcd on this folder's data: another one is neither believed nor ended."""
+        """Whether this process is this user's, and an etcd on this folder's data: another one is neither believed nor ended.
+        One that is just ending has no words any more, and is waited for.
+        """
         process = Path(f"/proc/{pid}")
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
-            return process.stat().st_uid == os.geteuid() and os.fsencode(self.folder / "data") in words
+            return process.stat().st_uid == os.geteuid() and (
+                words == [b""] or os.fsencode(self.folder / "data") in words
+            )
         except OSError:
             return False
 
@@ -339,13 +346,22 @@ def tied(command: Sequence[str]) -> list[str]:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports of the loopback that nobody uses at the moment."""
+    """Two ports of the loopback that nobody uses at the moment. The kernel gives none of them to a connection that goes out, so
+    whoever starts again finds its port free.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        first, second = (int(one.getsockname()[1]) for one in sockets)
+        first, second = (_taken(stack) for _ in range(2))
         return first, second
+
+
+def _taken(stack: ExitStack) -> int:
+    one = stack.enter_context(socket.socket())
+    for _ in range(_LOOKS):
+        with suppress(OSError):
+            one.bind((LOOPBACK, secrets.choice(PORTS)))
+            return int(one.getsockname()[1])
+    one.bind((LOOPBACK, 0))
+    return int(one.getsockname()[1])
 
 
 def _free(last: Process) -> bool:

@@ -18,7 +18,8 @@ import pytest
 from store_kit import until
 
 from chaos.patience import patience
-from elasticrl.base.started import Started
+from elasticrl.base.process import started_at, state
+from elasticrl.base.started import Started, start
 from elasticrl.store import StoreSettings, StoreStart, open_store
 from elasticrl.store.embedded import RECORD, Embedded, Guard, Process, find_binary
 
@@ -74,6 +75,26 @@ async def test_an_etcd_is_started_adopted_revived_on_its_data_and_ports_and_stop
         assert await get(third, "a") == b"1"
     finally:
         await embedded.stop()
+
+
+HALF_ENDED = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit, of the first thread alone
+"""
+
+
+async def test_a_process_counts_as_alive_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    # One that was killed on a busy machine held its ports for a moment, and its successor took others.
+    process = start([sys.executable, "-c", HALF_ENDED], tmp_path / "log", env=dict(os.environ))
+    try:
+        while state(process.pid) != "Z":  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.01)
+        assert process.alive
+        assert started_at(process.pid) == 0
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+    assert await process.gone(10.0)
 
 
 FULL_DISK = """
