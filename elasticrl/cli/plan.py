@@ -80,6 +80,7 @@ def _read(tree: "Tree", workers: int | None, limit: int | None) -> "Estimate":
 
 def _graph(tree: "Tree") -> str:
     from elasticrl.ppo import flow
+    from elasticrl.ppo.staleness import staleness_of
 
     place, usual = tree.placement, tree.model.strategy
     kinds = [_kind(one.strategy or usual, one.offload) for one in (place.actor, place.critic)]
@@ -90,8 +91,8 @@ def _graph(tree: "Tree") -> str:
     placed["ref"] = f"{actor}, without its adapters" if adapted else _frozen(place.ref)
     placed["reward"] = _frozen(place.reward) if tree.reward.model else "every worker"
     placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
-    tied, ahead, apart = tree.model.value_head == "tied", tree.rollout.overlap, tree.rollout.engine != "torch"
-    return flow.of(tree.ppo, tied=tied, overlap=ahead, apart=apart).text(placed)
+    tied, apart = tree.model.value_head == "tied", tree.rollout.engine != "torch"
+    return flow.of(tree.ppo, tied=tied, staleness=staleness_of(tree), apart=apart).text(placed)
 
 
 def _kind(strategy: str, offload: str) -> str:

@@ -605,11 +605,11 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set engine: torch or served, or remove environment.function.",
     ),
     Relation(
-        keys=("environment.function", "rollout.overlap", "ppo.algorithm", "job.program"),
-        rule="must be null with rollout.overlap: nothing is generated ahead where an environment answers",
-        broken=lambda t: _generates(t) and t.environment.function is not None and t.rollout.overlap,
-        values=lambda t: f"it is {t.environment.function}, and overlap is true",
-        remedy="Set overlap: false.",
+        keys=("environment.function", "rollout.staleness", "ppo.algorithm", "job.program"),
+        rule="must be null with rollout.staleness: nothing is generated ahead where an environment answers",
+        broken=lambda t: _generates(t) and t.environment.function is not None and t.rollout.staleness > 0,
+        values=lambda t: f"it is {t.environment.function}, and staleness is {t.rollout.staleness}",
+        remedy="Set staleness: 0.",
     ),
     Relation(
         keys=("environment.function", "ppo.gen_batch", "ppo.algorithm", "job.program"),
@@ -702,13 +702,11 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}, or remove it.",
     ),
     Relation(
-        keys=("ppo.gen_batch", "ppo.filter_groups", "rollout.overlap", "job.program"),
-        rule="must be null without filter_groups, which chooses from it, and with rollout.overlap, which halves a batch",
-        broken=lambda t: _ours(t) and t.ppo.gen_batch is not None and (not t.ppo.filter_groups or t.rollout.overlap),
-        values=lambda t: (
-            f"filter_groups is {str(t.ppo.filter_groups).lower()}, overlap {str(t.rollout.overlap).lower()}"
-        ),
-        remedy="Set filter_groups: true and rollout.overlap: false, or remove gen_batch.",
+        keys=("ppo.gen_batch", "ppo.filter_groups", "job.program"),
+        rule="must be null without filter_groups, which chooses from it",
+        broken=lambda t: _ours(t) and t.ppo.gen_batch is not None and not t.ppo.filter_groups,
+        values=lambda t: f"filter_groups is {str(t.ppo.filter_groups).lower()}",
+        remedy="Set filter_groups: true, or remove gen_batch.",
     ),
     Relation(
         keys=("ppo.filter_groups", "ppo.algorithm", "ppo.group", "job.program"),
@@ -895,19 +893,41 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set sync_transport: auto.",
     ),
     Relation(
-        keys=("ppo.importance_limit", "rollout.overlap", "ppo.algorithm", "job.program"),
-        rule="should be given with rollout.overlap: half of each batch was sampled from the weights of a step before",
-        broken=lambda t: _generates(t) and t.rollout.overlap and t.ppo.importance_limit is None,
+        keys=("ppo.importance_limit", "rollout.staleness", "ppo.algorithm", "job.program"),
+        rule="should be given with rollout.staleness: samples are from the weights of a step before",
+        broken=lambda t: _generates(t) and t.rollout.staleness > 0 and t.ppo.importance_limit is None,
         values="it is null, so those samples are weighed as if they were the present weights' own",
         remedy="Set importance_limit: 2.",
         level="warning",
     ),
     Relation(
-        keys=("rollout.overlap", "ppo.batch", "ppo.group", "lanes.count", "ppo.algorithm", "job.program"),
-        rule="must be false while a lane has one group of samples, of which none can be generated ahead",
-        broken=lambda t: _generates(t) and t.rollout.overlap and t.ppo.batch == t.lanes.count * t.ppo.group,
-        values=lambda t: f"a batch of {t.ppo.batch} is one group of {t.ppo.group} in each of {t.lanes.count} lanes",
-        remedy=lambda t: f"Set overlap: false, or write batch: {2 * t.ppo.batch}.",
+        keys=("rollout.stale_share", "rollout.staleness", "ppo.algorithm", "job.program"),
+        rule="must be 1 unless rollout.staleness is 1: a longer period generates whole batches",
+        broken=lambda t: _generates(t) and t.rollout.stale_share < 1.0 and t.rollout.staleness != 1,
+        values=lambda t: f"it is {t.rollout.stale_share:g}, and staleness is {t.rollout.staleness}",
+        remedy="Set staleness: 1, or remove stale_share.",
+    ),
+    Relation(
+        keys=("rollout.stale_share", "ppo.batch", "ppo.group", "lanes.count", "ppo.algorithm", "job.program"),
+        rule="must be large enough for one group of each lane's samples",
+        broken=lambda t: _generates(t) and t.rollout.staleness == 1 and not _ahead(t),
+        values=lambda t: (
+            f"it is {t.rollout.stale_share:g}, and a batch of {t.ppo.generated} has "
+            f"{t.ppo.generated // t.lanes.count // t.ppo.group} groups of {t.ppo.group} in each of {t.lanes.count} lanes"
+        ),
+        remedy="Remove stale_share, or write a larger batch.",
+    ),
+    Relation(
+        keys=("rollout.staleness", "placement.actor.strategy", "model.strategy", "rollout.engine", "job.program"),
+        rule="must be 0 or 1 with strategy deepspeed: it cuts the weights up in a way that cannot be kept beside them",
+        broken=lambda t: (
+            _generates(t)
+            and t.rollout.staleness > 1
+            and t.rollout.engine != "torch"
+            and (t.placement.actor.strategy or t.model.strategy) == "deepspeed"
+        ),
+        values=lambda t: f"it is {t.rollout.staleness}",
+        remedy="Set staleness: 1, or strategy: fsdp.",
     ),
     Relation(
         keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),
@@ -940,3 +960,8 @@ RELATIONS: tuple[Relation, ...] = (
 
 def _rungs(t: Tree) -> list[float]:
     return [t.recovery.reform_s, t.recovery.replace_s, t.recovery.restart_s, t.recovery.reload_s]
+
+
+def _ahead(t: Tree) -> int:
+    """How many groups of a lane's samples are generated ahead."""
+    return int(t.ppo.generated // t.lanes.count // t.ppo.group * t.rollout.stale_share)

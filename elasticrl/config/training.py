@@ -337,10 +337,15 @@ class Rollout(Section):
     gather: bool = True
     """Where engine torch generates in workers whose strategy is fsdp: true keeps the actor's weights whole on each of them
     meanwhile; false gathers them anew for each token, which takes less memory and far longer."""
-    overlap: bool = False
-    """true generates half of the next batch while this one is trained on (with engine torch before it is): shorter steps where
-    the engine is a process of its own, with half of each batch one step off-policy. A fault in an update then costs all of the
-    step's updates."""
+    staleness: Whole = 0
+    """Steps that samples may be older than the weights they train. 0: each step waits for samples of its own weights. k: the
+    engine gets the weights every k steps, and what it generates by them trains the k steps that come next. So generation and
+    training run at once where the engine is a process of its own, and which weights generated a sample depends on its step
+    alone. With 1 a fault in an update costs all of the step's updates; with more it does not, and each worker keeps a copy of
+    the actor's weights."""
+    stale_share: Share = 1.0
+    """The share of each batch that is generated ahead, with staleness 1; the rest waits for the step's own weights. Less is
+    nearer to them, and gains less."""
     sync_transport: Literal["auto", "ipc", "nccl", "gloo", "tcp"] = "auto"
     """How weights reach the engine. ipc: through shared memory, beside the trainer. To rollout nodes: nccl or gloo, a group
     with all engines (unsigned, as the gang's own traffic; gloo where nccl does not work); tcp, to each engine by itself

@@ -25,12 +25,14 @@ from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
+from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.made import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
-from elasticrl.ppo.rollout.weights import buckets
+from elasticrl.ppo.rollout.weights import in_buckets, sent
+from elasticrl.ppo.staleness import staleness_of
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from elasticrl.config import Tree
@@ -168,10 +171,13 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         sizes=passes,
         engine=engine,
         scorer=scorer,
-        overlap=tree.rollout.overlap,
+        staleness=staleness_of(tree),
+        begun=Begun(lambda: now_sent(trainer)) if away is not None and tree.rollout.staleness > 1 else None,
         episodes=episodes_of(tree, base, run, engine, feed, tokenizer),
     )
     base.register(data=cursor, kl=trainer.coefficient)
+    if trainer.begun is not None:
+        base.register(begun=trainer.begun)
 
     def hold(trained: Mapping[str, nn.Module], ref: nn.Module | None, reward: nn.Module | None) -> None:
         trainer.roles = replace(trainer.roles, actor=trained["actor"], critic=trained.get("critic"), ref=ref)
@@ -276,12 +282,19 @@ def reference_of(tree: Tree) -> nn.Module | None:
     return models.reference(tree.model, tree.model.ref_path or str(tree.model.path))
 
 
-def source(tree: Tree, trainer: Trainer, *, kept: bool) -> Callable[[], Iterable[Bucket]]:
-    """The actor's weights, bucket by bucket; empty ones for who only joins in putting them together."""
+def now_sent(trainer: Trainer) -> Iterable[tuple[str, torch.Tensor]]:
+    """The actor's weights of now that an engine gets."""
+    actor = trainer.roles.actor
+    return sent(body(actor), within=actor)
 
-    def made() -> Iterable[Bucket]:
-        actor = trainer.roles.actor
-        return buckets(body(actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree), within=actor, kept=kept)
+
+def source(tree: Tree, trainer: Trainer, *, kept: bool) -> Callable[[int], Iterable[Bucket]]:
+    """The actor's weights of a version, bucket by bucket; empty ones for who only joins in putting them together."""
+
+    def made(version: int) -> Iterable[Bucket]:
+        begun = trainer.begun
+        params = now_sent(trainer) if begun is None or version == trainer.run.version else begun.held.items()
+        return in_buckets(params, nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree), kept=kept)
 
     return made
 

@@ -86,7 +86,7 @@ def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
         rule="rollout",
         numbers={"rollout_s": rollout, "update_s": update},
         text=f"rollout takes {ms(rollout)}, update {ms(update)}: the trainers wait for samples; use rollout.engine: vllm, "
-        "or rollout.overlap",
+        "or rollout.staleness",
     )
 
 

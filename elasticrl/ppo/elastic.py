@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.base.words import count
-from elasticrl.ppo.run import Buffer
+from elasticrl.ppo.run import Ahead, Buffer
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.trained import strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
 LAST = "sync"
-NOTHING: Mapping[str, Any] = {"ids": [], "rows": {}, "ahead_ids": [], "ahead": {}}  # of a lane
+NOTHING: Mapping[str, Any] = {"ids": [], "rows": {}, "ahead": {}}  # of a lane
 
 
 class ElasticRun:
@@ -159,8 +159,10 @@ class BufferPart:
 
     def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The carried lanes' rows, whole."""
+        kinds = [("", self._buffer.rows)]
+        kinds += [(f"ahead.{step}.", its.rows) for step, its in sorted(self._buffer.ahead.items())]
         for lane in self._carried():
-            for kind, lanes in (("", self._buffer.rows), ("ahead.", self._buffer.ahead)):
+            for kind, lanes in kinds:
                 for name, rows in sorted(lanes.get(lane, {}).items()):
                     full = f"buffer.{lane}.{kind}{name}"
                     yield whole(full, name_of(rows.dtype), tuple(rows.shape)), rows
@@ -172,37 +174,44 @@ class BufferPart:
             f"lane.{lane}": {
                 "ids": list(buffer.ids.get(lane, ())),
                 "rows": _shapes(buffer.rows.get(lane, {})),
-                "ahead_ids": list(buffer.ahead_ids.get(lane, ())),
-                "ahead": _shapes(buffer.ahead.get(lane, {})),
+                "ahead": {
+                    str(step): {"ids": list(its.ids[lane]), "rows": _shapes(its.rows[lane])}
+                    for step, its in sorted(buffer.ahead.items())
+                    if lane in its.rows
+                },
             }
             for lane in self._carried()
         }
         head = {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}
-        head |= {"ahead_step": buffer.ahead_step, "ahead_version": buffer.ahead_version, "ahead_of": buffer.ahead_of}
+        head["ahead"] = {str(step): [its.version, its.of] for step, its in sorted(buffer.ahead.items())}
         return {"head": head, **lanes}
 
     def prepare(self, values: Mapping[str, Any], /) -> None:
         """Room for the rows of the lanes that are carried now."""
         of = self._of(values)
         self._buffer.rows = {lane: _room(its["rows"]) for lane, its in of}
-        self._buffer.ahead = {lane: _room(its["ahead"]) for lane, its in of if its["ahead"]}
+        self._buffer.ahead = {}
+        for step, (version, made_of) in values["head"]["ahead"].items():
+            its = {lane: kept["ahead"][step] for lane, kept in of if step in kept["ahead"]}
+            self._buffer.ahead[int(step)] = Ahead(
+                int(version),
+                str(made_of),
+                rows={lane: _room(one["rows"]) for lane, one in its.items()},
+                ids={lane: list(one["ids"]) for lane, one in its.items()},
+            )
 
     def restored(self, values: Mapping[str, Any], /) -> None:
         """The rows are filled; the rest is here."""
         head, buffer = values["head"], self._buffer
         buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
-        buffer.ahead_step = int(head["ahead_step"])
-        buffer.ahead_version = int(head.get("ahead_version", -1))  # a checkpoint from before it was written down
-        buffer.ahead_of = str(head.get("ahead_of", ""))  # likewise
         of = self._of(values)
         buffer.ids = {lane: list(its["ids"]) for lane, its in of}
-        buffer.ahead_ids = {lane: list(its["ahead_ids"]) for lane, its in of if its["ahead"]}
 
     def empty(self) -> None:
         """Nothing of any step."""
         self._buffer.step = -1
         self._buffer.done, self._buffer.facts, self._buffer.rows, self._buffer.ids = [], {}, {}, {}
-        self._buffer.forget_ahead()
+        self._buffer.ahead = {}
 
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
         """What was kept of each lane that is carried now: nothing where the samples were cut into other lanes."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from elasticrl.config.relations import OUR_TRAINER
 from elasticrl.config.training import Ppo
 from elasticrl.ppo import flow, shapes, sizes
+from elasticrl.ppo.staleness import rows_at_once
 from elasticrl.runtime.lanes import Deal, Fold, Node
 
 if TYPE_CHECKING:
@@ -153,7 +154,12 @@ def of(
         device=device,
         memory=fixed,
         transient=(*_passing(tree, roles, tree.ppo.micro_tokens), *others),
-        host=(*_vault(tree, roles, world), *file, *(line for role in roles for line in _waits(tree, role, world))),
+        host=(
+            *_vault(tree, roles, world),
+            *file,
+            *_begun(tree, roles[0], world),
+            *(line for role in roles for line in _waits(tree, role, world)),
+        ),
         wire=tuple(_wire(tree, roles, world)),
         budgets=tuple(_budgets(tree, roles, world, RATES[device])),
         micro_tokens=tree.ppo.micro_tokens,
@@ -391,7 +397,7 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
     """Of our own engine, wherever that runs."""
     if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine != engine:
         return []
-    rows = max(-(-tree.ppo.generated // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
+    rows = max(rows_at_once(tree), 8)
     tokens = sum(sizes.asked(tree))
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
@@ -438,6 +444,15 @@ def _engine(tree: Tree, actor: Shape, memory_bytes: int | None) -> tuple[list[Li
         return [line("vllm", share * memory_bytes, formula)], file, ()
     note = f"vLLM fills {share:.0%} of the device (gpu_memory_utilization), of which the weights alone are in these figures: "
     return [weights], file, (note + "give --memory, or set rollout.vllm.kv_cache.",)
+
+
+def _begun(tree: Tree, actor: Role, world: int) -> list[Line]:
+    """The weights that a longer period began with."""
+    if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine == "torch" or tree.rollout.staleness < 2:
+        return []
+    sent, cut = actor.trained if tree.model.lora.rank else actor.count, world if _sharded(tree) else 1
+    formula = f"4 B x {sent:,} parameters that the engine gets" + (f" / W {world}" if cut > 1 else "")
+    return [Line(role="rollout", what="weights of the period", bytes=WIDE * sent // cut, formula=formula)]
 
 
 def _vault(tree: Tree, roles: list[Role], world: int) -> list[Line]:

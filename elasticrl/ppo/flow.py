@@ -13,6 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from elasticrl.ppo.staleness import ON_TIME, Staleness
+
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
 
@@ -39,7 +41,7 @@ class Stage:
     """One phase of a step.
 
     `weights` is what it computes with: "start" means the trained roles as they are before the step's first update, so that it
-    cannot be done again once that is sealed; "frozen" or none can be.
+    cannot be done again once that is sealed; "frozen", "kept" or none can be.
 
     Example: Stage(name="values", role="critic", reads=("samples",), writes=("values",), weights="start")
     """
@@ -134,12 +136,12 @@ def of(
     ppo: Ppo,
     *,
     tied: bool = False,
-    overlap: bool = False,
+    staleness: Staleness = ON_TIME,
     apart: bool = False,
     asked: bool = False,
     turns: bool = False,
 ) -> Flow:
-    """The flow that a configuration asks for. With `overlap` half of the next samples are generated too: before the update, or,
+    """The flow that a configuration asks for. With `staleness` samples of later steps are generated too: before the update, or,
     where the engine is `apart`, beside everything that follows the rollout, the update included. Scores that are `asked` of a
     model or an endpoint take their time, in which a fault must not cost the rollout. With `turns` an environment replies, and
     the rollout keeps each turn by itself.
@@ -171,9 +173,11 @@ def of(
     if with_critic and not tied:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
     gains = ("advantages", "returns") if with_critic else ("advantages",)
-    early = ("ahead",) if overlap else ()
+    early = ("ahead",) if staleness else ()
+    # The weights that a longer period began with are kept: with them the samples are to be had again at any time.
+    by = "kept" if apart and staleness.steps > 1 else "start"
     ahead = [
-        Stage(name=name, role="rollout", reads=("samples",), writes=early, weights="start", phase="rollout")
+        Stage(name=name, role="rollout", reads=("samples",), writes=early, weights=by, phase="rollout")
         for name in early
     ]
     before, beside = (

@@ -28,6 +28,20 @@ each part of a lane must have one.
 
 
 @dataclass(slots=True)
+class Ahead:
+    """What was generated for a later step. `of` stands for what that step is made of: another batch, or other data, has no use
+    for it.
+
+    Example: Ahead(version=12, of="a93b...", rows={3: {"tokens": ...}}, ids={3: ["0/17", ...]})
+    """
+
+    version: int  # of the weights: so many updates
+    of: str
+    rows: dict[int, Rows] = field(default_factory=dict)
+    ids: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Buffer:
     """What there is of the present step: state like the weights, so that nothing generated is ever generated again.
 
@@ -42,16 +56,7 @@ class Buffer:
     facts: dict[str, float] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
     ids: dict[int, list[str]] = field(default_factory=dict)
-    ahead_step: int = -1  # what follows is of that step: samples that were generated before it began
-    ahead_version: int = -1  # by weights of so many updates
-    ahead_of: str = ""  # of these samples they are half: another batch, or other data, has no use for them
-    ahead: dict[int, Rows] = field(default_factory=dict)
-    ahead_ids: dict[int, list[str]] = field(default_factory=dict)
-
-    def forget_ahead(self) -> None:
-        """Nothing was generated ahead."""
-        self.ahead_step, self.ahead_version, self.ahead_of = -1, -1, ""
-        self.ahead, self.ahead_ids = {}, {}
+    ahead: dict[int, Ahead] = field(default_factory=dict)  # by step: samples that were generated before it began
 
     def begin(self, step: int) -> None:
         """Empties it, unless it holds part of this very step; what was generated ahead stays."""
@@ -74,11 +79,7 @@ class Buffer:
             "facts": dict(self.facts),
             "rows": self.rows,
             "ids": self.ids,
-            "ahead_step": self.ahead_step,
-            "ahead_version": self.ahead_version,
-            "ahead_of": self.ahead_of,
-            "ahead": self.ahead,
-            "ahead_ids": self.ahead_ids,
+            "ahead": {step: (its.version, its.of, its.rows, its.ids) for step, its in self.ahead.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -86,10 +87,10 @@ class Buffer:
         self.step, self.done, self.facts = int(state["step"]), list(state["done"]), dict(state["facts"])
         self.rows = {int(lane): dict(rows) for lane, rows in state["rows"].items()}
         self.ids = {int(lane): list(ids) for lane, ids in state["ids"].items()}
-        self.ahead_step, self.ahead_version = int(state["ahead_step"]), int(state["ahead_version"])
-        self.ahead_of = str(state["ahead_of"])
-        self.ahead = {int(lane): dict(rows) for lane, rows in state["ahead"].items()}
-        self.ahead_ids = {int(lane): list(ids) for lane, ids in state["ahead_ids"].items()}
+        self.ahead = {
+            int(step): Ahead(version, of, {**rows}, {**ids})
+            for step, (version, of, rows, ids) in state["ahead"].items()
+        }
 
 
 class Run(Protocol):

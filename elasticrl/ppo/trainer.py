@@ -41,11 +41,13 @@ from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Score
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
+from elasticrl.ppo.staleness import ON_TIME, Staleness
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.rollout.begun import Begun
     from elasticrl.ppo.rollout.episodes import Episodes
     from elasticrl.ppo.run import Run
     from elasticrl.runtime.strategy import Reduced
@@ -69,19 +71,22 @@ class Trainer:
         sizes: Sizes,
         engine: Engine | None = None,
         scorer: Scorer | None = None,
-        overlap: bool = False,
+        staleness: Staleness = ON_TIME,
+        begun: Begun | None = None,
         episodes: Episodes | None = None,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
-        self.engine, self.scorer = engine, scorer
+        self.engine, self.scorer, self.begun = engine, scorer, begun
         self.generator = episodes or (
-            Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+            Generator(run, engine, feed, group=ppo.group, steps=steps, staleness=staleness, begun=begun)
+            if engine
+            else None
         )
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not isinstance(scorer, Function)
         self.turns = episodes is not None
-        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked, turns=self.turns)
+        self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -109,7 +114,7 @@ class Trainer:
         self.generator.rollout()
 
     def ahead(self, _stage: flow.Stage) -> None:
-        """Half of the next step's samples are here, by the weights that this one began with."""
+        """What the next step has of samples that are generated before it begins."""
         assert self.generator is not None
         self.generator.ahead()
 
@@ -309,8 +314,8 @@ class Trainer:
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
-        assert self.engine is not None
-        self.engine.publish(self.run.version)
+        assert self.generator is not None
+        self.generator.sync()
 
     def actor_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """The surrogate, and what is added to it."""

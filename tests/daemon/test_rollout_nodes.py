@@ -128,13 +128,14 @@ def alone(job: RolloutJob, folder: Path, steps: int) -> Path:
     return folder / "saves" / job.name
 
 
-@pytest.fixture
-def job(conf: dict[str, Any]) -> Iterator[RolloutJob]:
+@pytest.fixture(params=[0, 2])
+def job(conf: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[RolloutJob]:
     more = {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7},
         "lanes": {"count": 4, "digest": "full"},
         "rollout": {
             **conf["rollout"], "engine": "served", "nodes": 2, "health_timeout": "5s", "wait": "200s", "sync_timeout": "10s",
+            "staleness": request.param,
         },
         "placement": {"ref": {"where": "rollout"}},  # what it says decides the bits, too
         "checkpoint": {"every": 1000},

@@ -82,7 +82,7 @@ class Trainer:
         fresh.rename(self.list)
 
     def enter(self, life="1 here", *, writes=True):
-        source = lambda: weights.buckets(self.actor, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
+        source = lambda _version: weights.buckets(self.actor, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
         self.engine.enter(life=life, source=source, writes=writes, gathers=False)
 
 

@@ -7,9 +7,11 @@ from elasticrl.config.training import Kl, Model, Ppo
 from elasticrl.ppo import models
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.sizes import of, parts_of
+from elasticrl.ppo.staleness import ON_TIME
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
@@ -34,7 +36,7 @@ def settings(**more):
 
 def job(
     path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
-    overlap=False, engine=TorchEngine, sizes=None,
+    staleness=ON_TIME, begun=False, engine=TorchEngine, sizes=None,
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
@@ -60,7 +62,7 @@ def job(
     sampling = Sampling(
         prompt_tokens=6,
         max_tokens=4,
-        rows=per_lane // (1 + overlap),
+        rows=max(staleness.part(per_lane), per_lane - staleness.part(per_lane)),
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,
     )
@@ -75,6 +77,7 @@ def job(
         feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
         engine=engine(body, sampling),
         scorer=Function.named("elasticrl.ppo.tasks:reverse"),
-        overlap=overlap,
+        staleness=staleness,
+        begun=Begun(actor.named_parameters) if begun else None,
     )
     return trainer, run

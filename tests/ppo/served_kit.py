@@ -62,7 +62,7 @@ class Trainer:
         self.on_turn()
 
     def enter(self, model: torch.nn.Module, *, life: str = "1 here", writes: bool = True) -> None:
-        source = lambda: weights.buckets(model, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
+        source = lambda _version: weights.buckets(model, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
         self.engine.enter(life=life, source=source, writes=writes, gathers=False)
 
     def ready(self) -> int:

@@ -288,7 +288,7 @@ def test_who_has_waited_for_its_engine_is_at_work_again(tmp_path, actor):
     none = SimpleNamespace(home=tmp_path, limits=LIMITS, up=False, say=lambda _: None)  # an attendant without an engine
     engine = Served(none, SAMPLING, waits=lambda: beat.still(OUTSIDE), alone=beat.alone)
 
-    def source():
+    def source(_version):
         for bucket in weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32):
             phases.append(beat.now.phase)
             yield bucket

@@ -21,14 +21,17 @@ from elasticrl.ppo.preferences import Given, PreferenceTrainer
 from elasticrl.ppo.report import lr_factor
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.engine import Samples
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.run import Buffer
+from elasticrl.ppo.run import Ahead, Buffer
+from elasticrl.ppo.staleness import Staleness
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.vault.errors import CheckpointRefused
 
 STEPS = 2
+HALF = Staleness(steps=1, share=0.5)
 
 
 def finish(trainer, run, steps=STEPS):
@@ -375,12 +378,12 @@ def test_schedules():
 
 @pytest.fixture(scope="module")
 def overlapped(folders):
-    return finish(*job(folders["qwen2"], overlap=True), steps=3)
+    return finish(*job(folders["qwen2"], staleness=HALF), steps=3)
 
 
 @pytest.mark.long
 def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, overlapped):
-    trainer, run = job(folders["qwen2"], overlap=True, steps=3)
+    trainer, run = job(folders["qwen2"], staleness=HALF, steps=3)
     asked, generate = [], trainer.engine.generate
 
     def spy(requests, *, version):
@@ -399,9 +402,9 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
 
 @pytest.mark.long
 def test_what_was_generated_ahead_in_another_width_is_generated_anew(folders):
-    trainer, run = job(folders["qwen2"], overlap=True)
+    trainer, run = job(folders["qwen2"], staleness=HALF)
     trainer.step(0)
-    later, anew = job(folders["qwen2"], overlap=True)
+    later, anew = job(folders["qwen2"], staleness=HALF)
     later.engine.sampling = dataclasses.replace(later.engine.sampling, max_tokens=later.engine.sampling.max_tokens + 3)
     anew.buffer.load_state_dict(run.buffer.state_dict())
     later.step(1)
@@ -410,10 +413,10 @@ def test_what_was_generated_ahead_in_another_width_is_generated_anew(folders):
 
 @pytest.mark.parametrize("batch", [32, 48])
 def test_what_was_generated_ahead_for_another_batch_is_generated_anew(folders, batch):
-    trainer, run = job(folders["qwen2"], overlap=True)
+    trainer, run = job(folders["qwen2"], staleness=HALF)
     trainer.step(0)
-    ahead = {name for ids in run.buffer.ahead_ids.values() for name in ids}
-    later, anew = job(folders["qwen2"], overlap=True, ppo=settings(batch=batch))
+    ahead = {name for ids in run.buffer.ahead[1].ids.values() for name in ids}
+    later, anew = job(folders["qwen2"], staleness=HALF, ppo=settings(batch=batch))
     anew.buffer.load_state_dict(run.buffer.state_dict())
     asked, generate = set(), later.engine.generate
 
@@ -430,26 +433,31 @@ def test_what_was_generated_ahead_for_another_batch_is_generated_anew(folders, b
 
 def test_samples_that_are_ahead_are_kept_with_the_version_of_the_weights_that_made_them():
     rows = {1: {"tokens": torch.arange(6).reshape(2, 3)}}
-    part = BufferPart(
-        Buffer(step=4, ahead_step=5, ahead_version=16, ahead=rows, ahead_ids={1: ["0:9"]}), lambda: [0, 1], lanes=2
-    )
+    ahead = {step: Ahead(16, "it", rows, {1: ["0:9"]}) for step in (5, 6)}
+    part = BufferPart(Buffer(step=4, ahead=ahead), lambda: [0, 1], lanes=2)
     buffer = Buffer()
     fresh = BufferPart(buffer, lambda: [0, 1], lanes=2)
     fresh.prepare(part.values())
+    for (_, room), (_, there) in zip(fresh.pieces(), part.pieces(), strict=True):
+        room.copy_(there)
     fresh.restored(part.values())
-    assert (buffer.ahead_step, buffer.ahead_version, buffer.ahead_ids) == (5, 16, {1: ["0:9"]})
-    buffer.forget_ahead()
-    assert (buffer.ahead_step, buffer.ahead_version) == (-1, -1)
+    assert {step: (its.version, its.of, its.ids) for step, its in buffer.ahead.items()} == {
+        step: (16, "it", {1: ["0:9"]}) for step in (5, 6)
+    }
+    assert all(torch.equal(its.rows[1]["tokens"], rows[1]["tokens"]) for its in buffer.ahead.values())
+    fresh.empty()
+    assert not buffer.ahead
 
 
 def test_rows_that_were_cut_into_other_lanes_are_nobodys_between_steps_and_refused_inside_of_one():
     rows = {0: {"tokens": torch.zeros(2, 3, dtype=torch.int64)}}
-    ahead = BufferPart(Buffer(step=4, ahead_step=5, ahead=rows, ahead_ids={0: ["0:9"]}), lambda: [0], lanes=1).values()
+    early = {5: Ahead(16, "it", rows, {0: ["0:9"]})}
+    ahead = BufferPart(Buffer(step=4, ahead=early), lambda: [0], lanes=1).values()
     buffer = Buffer()
     part = BufferPart(buffer, lambda: [0, 1], lanes=2)
     part.prepare(ahead)
     part.restored(ahead)
-    assert (buffer.rows, buffer.ids, buffer.ahead, buffer.ahead_ids) == ({0: {}, 1: {}}, {0: [], 1: []}, {}, {})
+    assert (buffer.rows, buffer.ids, buffer.ahead) == ({0: {}, 1: {}}, {0: [], 1: []}, {5: Ahead(16, "it")})
     inside = BufferPart(Buffer(step=4, rows=rows, ids={0: ["0:9"]}), lambda: [0], lanes=1).values()
     with pytest.raises(
         CheckpointRefused, match=r"inside of step 4, whose samples are cut into 1 lane, and there are 2 now"
@@ -461,7 +469,7 @@ def test_rows_that_were_cut_into_other_lanes_are_nobodys_between_steps_and_refus
 def test_overlap_gives_the_same_bits_in_any_order_of_lanes_and_other_bits_than_without(
     folders, overlapped, undisturbed, order
 ):
-    assert finish(*job(folders["qwen2"], overlap=True, carried=(order,)), steps=3) == overlapped
+    assert finish(*job(folders["qwen2"], staleness=HALF, carried=(order,)), steps=3) == overlapped
     assert overlapped[1][0] == undisturbed[1][0], "the first step has nothing from before"
     assert overlapped[1][1] != undisturbed[1][1]
 
@@ -477,7 +485,7 @@ def test_an_overlapped_step_cut_short_goes_on_with_the_same_samples(folders, ove
             if not left[0]:
                 raise Killed
 
-    trainer, run = job(folders["qwen2"], overlap=True, on_phase=kill)
+    trainer, run = job(folders["qwen2"], staleness=HALF, on_phase=kill)
     trainer.step(0)
     with pytest.raises(Killed):
         trainer.step(1)
@@ -515,7 +523,7 @@ class Beside(TorchEngine):
 
 @pytest.mark.long
 def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_the_same_bits(folders, overlapped):
-    trainer, run = job(folders["qwen2"], overlap=True, engine=Beside, steps=3)
+    trainer, run = job(folders["qwen2"], staleness=HALF, engine=Beside, steps=3)
     assert [stage.name for stage in trainer.flow.order[-3:]] == ["update", "ahead", "sync"]
     assert finish(trainer, run, steps=3)[0] == overlapped[0]
     assert trainer.engine.log == [(0, 32), (0, 16), (4, 16), (4, 16), (8, 16)], "by which weights, how many"
@@ -536,7 +544,7 @@ def test_who_waits_for_what_is_still_in_the_air_hears_its_orders(folders, overla
             trainer.engine.called = True
             raise Killed
 
-    trainer, run = job(folders["qwen2"], overlap=True, engine=Called, steps=3, on_phase=kill)
+    trainer, run = job(folders["qwen2"], staleness=HALF, engine=Called, steps=3, on_phase=kill)
     trainer.step(0)
     with pytest.raises(Killed):
         trainer.step(1)
@@ -546,6 +554,89 @@ def test_who_waits_for_what_is_still_in_the_air_hears_its_orders(folders, overla
     trainer.step(1)
     trainer.step(2)
     assert run.digest() == overlapped[0]
+
+
+@pytest.fixture(scope="module")
+def behind(folders):
+    """Two steps to a period, by the engine in the worker."""
+    return finish(*job(folders["qwen2"], staleness=Staleness(steps=2), steps=5), steps=5)
+
+
+class Away(Beside):
+    """One that others feed too: a fresh one has no weights. `asked`: by which weights, for which samples."""
+
+    def __init__(self, actor, sampling):
+        super().__init__(actor, sampling)
+        self.version, self.asked, self.begun = -1, [], None
+
+    def publish(self, version):
+        super().publish(version)
+        if self.begun is not None and version == self.begun.version:
+            with torch.no_grad():
+                for name, param in self.model.named_parameters():
+                    param.copy_(self.begun.held[name])
+
+    def generate(self, requests, *, version):
+        assert version == self.version, "stale"
+        self.asked += [(version, request.id, request.seed) for request in requests]
+        return super().generate(requests, version=version)
+
+
+def two_steps_behind(folders, **more):
+    trainer, run = job(folders["qwen2"], staleness=Staleness(steps=2), begun=True, engine=Away, steps=5, **more)
+    trainer.engine.begun = trainer.generator.begun
+    return trainer, run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_with_staleness_2_the_weights_of_every_second_step_generate_the_next_two(folders, behind, order):
+    trainer, run = two_steps_behind(folders, carried=(order,))
+    found = finish(trainer, run, steps=5)
+    assert found[0] == behind[0], "an engine beside the worker makes the samples of the one in it"
+    assert [metrics.get("ahead_behind") for metrics in found[1]] == [None, 4.0, 8.0, 4.0, 8.0]
+    # 4 updates a step, 32 samples: those of steps 0, 1 and 2 by version 0, those of 3 and 4 by version 8.
+    assert Counter(version for version, _, _ in trainer.engine.asked) == {0: 96, 8: 64}
+    assert max(Counter(trainer.engine.asked).values()) == 1, "something was generated twice"
+    uses = Counter((step, epoch, sample) for step, _, epoch, _, sample in run.ledger)
+    assert (set(uses.values()), len(uses)) == ({1}, 5 * 2 * 32)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("step", "phase"), [(0, "update"), (1, "rollout"), (1, "update"), (2, "advantage"), (3, "update"), (3, "sync")]
+)
+def test_a_fresh_engine_in_the_middle_of_a_period_gets_the_weights_that_it_began_with(folders, behind, step, phase):
+    cut = []
+
+    def kill(name):
+        if name == phase and run.streams.step == step and not cut:
+            cut.append(name)
+            raise Killed
+
+    trainer, run = two_steps_behind(folders, on_phase=kill)
+    for number in range(5):
+        try:
+            trainer.step(number)
+        except Killed:
+            trainer.engine.version = -1  # another life: nobody knows what the engine has
+            trainer.step(number)
+    assert cut
+    assert run.digest() == behind[0]
+
+
+def test_the_weights_that_a_period_began_with_are_kept_as_they_were():
+    live = {"w": torch.ones(3)}
+    begun = Begun(live.items)
+    assert begun.at(4, 16) == 16
+    live["w"] += 1
+    assert begun.at(4, 18) == 16
+    assert begun.held["w"].tolist() == [1, 1, 1]
+    fresh = Begun(live.items)
+    fresh.load_state_dict(begun.state_dict())
+    assert (fresh.at(4, 20), fresh.held["w"].tolist()) == (16, [1, 1, 1])
+    assert fresh.at(6, 20) == 20
+    assert fresh.held["w"].tolist() == [2, 2, 2]
 
 
 def joined(parts):

@@ -5,6 +5,7 @@ import pytest
 from elasticrl.config.training import Kl, Ppo
 from elasticrl.ppo import flow
 from elasticrl.ppo.flow import Flow, Stage
+from elasticrl.ppo.staleness import Staleness
 
 PPO = flow.of(Ppo())
 
@@ -90,8 +91,8 @@ ppo: one step trains actor and critic; given prompts
     )
 
 
-def test_with_overlap_half_of_the_next_samples_come_before_the_update_in_the_phase_of_the_rollout():
-    ahead = flow.of(Ppo(), overlap=True)
+def test_with_staleness_the_next_samples_come_before_the_update_in_the_phase_of_the_rollout():
+    ahead = flow.of(Ppo(), staleness=Staleness(steps=1))
     assert names(ahead.order) == [
         "rollout", "reward", "logprobs", "ref", "values", "advantage", "ahead", "update", "sync",
     ]  # fmt: skip
@@ -101,10 +102,16 @@ def test_with_overlap_half_of_the_next_samples_come_before_the_update_in_the_pha
 
 
 def test_an_engine_of_its_own_generates_ahead_beside_the_update_too_so_the_step_is_not_taken_up_from_within_it():
-    beside = flow.of(Ppo(), overlap=True, apart=True)
+    beside = flow.of(Ppo(), staleness=Staleness(steps=1), apart=True)
     assert names(beside.order)[-3:] == ["update", "ahead", "sync"]
     assert beside.phases == PPO.phases
     judged = beside.made([stage.name for stage in beside.order[: names(beside.order).index("update")]])
     assert beside.again(judged, updates=1) is None
     assert names(beside.again(judged | {"ahead"}, updates=1)) == ["update", "sync"]
     assert names(flow.of(Ppo()).again(judged, updates=1)) == ["update", "sync"]
+
+
+def test_in_longer_periods_samples_are_to_be_had_again_from_within_an_update_too():
+    beside = flow.of(Ppo(), staleness=Staleness(steps=2), apart=True)
+    judged = beside.made([stage.name for stage in beside.order[: names(beside.order).index("update")]])
+    assert names(beside.again(judged, updates=1)) == ["update", "ahead", "sync"]

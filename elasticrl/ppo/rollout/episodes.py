@@ -123,6 +123,10 @@ class Episodes:
     def ahead(self) -> None:
         """As a Generator's."""
 
+    def sync(self) -> None:
+        """As a Generator's."""
+        self.engine.publish(self.run.version)
+
     def end(self) -> None:
         """This node is let go, or all steps are made."""
         self.desk.tape.remove()

@@ -23,6 +23,7 @@ from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import Service
 from elasticrl.ppo.rollout.tape import Tape
+from elasticrl.ppo.staleness import rows_at_once
 from elasticrl.runtime.vault.slots import word
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     """How samples are drawn, wherever that is done."""
-    ahead = 1 + tree.rollout.overlap  # half, if half was generated ahead
-    at_once = -(-tree.ppo.generated // tree.lanes.count // ahead)
+    at_once = rows_at_once(tree)
     prompt, answer = sizes.asked(tree)
     return Sampling(
         prompt_tokens=prompt, max_tokens=answer, rows=at_once,

@@ -26,7 +26,7 @@ from elasticrl.ppo.rollout.process import Said
 if TYPE_CHECKING:
     from elasticrl.ppo.rollout.wire import Talk
 
-Source = Callable[[], "Iterable[weights.Bucket]"]
+Source = Callable[[int], "Iterable[weights.Bucket]"]  # of a version
 SIGN_S: Final = 1.0  # between signs that this worker waits, and does not hang
 
 
@@ -48,7 +48,7 @@ class Outside(ABC):
         self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
         self._kept = -1
         self._life = ""
-        self._source: Source = tuple
+        self._source: Source = lambda _version: ()
         self._writes, self._gathers = True, False
 
     def enter(self, *, life: str, source: Source, writes: bool, gathers: bool) -> None:
@@ -63,9 +63,9 @@ class Outside(ABC):
         if version != self._kept:
             self.found, self._kept = {}, version
         if self._writes:
-            self._bring(self._tag(version), self._source())
+            self._bring(self._tag(version), self._source(version))
         elif self._gathers:
-            for _ in self._source():
+            for _ in self._source(version):
                 pass
         self.version = version
 

@@ -209,15 +209,25 @@ def buckets(
     With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket. Who only joins it has nothing
     `kept`: its buckets are empty, and nothing is copied to its host.
     """
+    return in_buckets(sent(model, within=within), nbytes=nbytes, dtype=dtype, kept=kept)
+
+
+def sent(model: nn.Module, *, within: nn.Module | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters that an engine gets, as this rank has them."""
     for module in (within or model).modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # the root stays gathered after a forward pass, and would hide its shards
+    adapters = any(".lora_" in name for name, _ in model.named_parameters())
+    return ((name, param) for name, param in model.named_parameters() if param.requires_grad or not adapters)
+
+
+def in_buckets(
+    params: Iterable[tuple[str, torch.Tensor]], *, nbytes: int, dtype: torch.dtype, kept: bool = True
+) -> Iterator[Bucket]:
+    """As `buckets`, of these."""
     mine: list[tuple[str, torch.Tensor]] = []
     size = 0
-    adapters = any(".lora_" in name for name, _ in model.named_parameters())
-    for name, param in model.named_parameters():
-        if adapters and not param.requires_grad:
-            continue
+    for name, param in params:
         numel = getattr(param, "ds_numel", param.numel())  # DeepSpeed's stage 3 leaves nothing where the parameter was
         if mine and size + numel * dtype.itemsize > nbytes:
             yield _whole(mine, dtype, kept=kept)
