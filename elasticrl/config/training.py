@@ -127,8 +127,13 @@ class Ppo(Section):
     log_ratio_limit: Positive = 20.0
     """The log of the ratio is clamped to this either way, so that one token cannot overflow. Less biases outliers."""
     importance_limit: Positive | None = None
-    """The weight of a token by trainer's over rollout's probability is cut off at this. Less corrects less, at less
+    """The most that a token's weight may be, which is trainer's over rollout's probability. Less corrects less, at less
     variance. null: no correction."""
+    importance_floor: Amount = 0.0
+    """The least that it may be. More corrects less, at less variance."""
+    importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
+    """What happens to a weight beyond that: truncate cuts it off there; mask leaves the token out (token_mask with 0.5 and 5 is
+    IcePop). sequence takes one weight for all of an answer, its tokens' product."""
     value_clip: Positive | None = 0.2
     """New values are kept within this of the old in the loss. Less is steadier and slower. null: off."""
     value_coef: Positive = 0.5

@@ -184,9 +184,18 @@ def value_loss(
     return masked(0.5 * error, mask)
 
 
-def importance_weights(trainer: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, limit: float) -> torch.Tensor:
-    """Truncated importance sampling: how much likelier the trainer finds each token than the engine that sampled it did, at
-    most `limit`. A constant to the gradient. 1 where masked.
+def importance_weights(
+    trainer: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, ppo: Ppo, limit: float
+) -> torch.Tensor:
+    """Importance sampling: how much likelier the trainer finds each token, or each answer, than the engine that sampled it did.
+    Bounded as `ppo.importance_mode` says. A constant to the gradient. 1 where masked.
     """
-    log_ratio = torch.where(mask, trainer - rollout, 0.0)
-    return log_ratio.clamp(-20.0, 20.0).exp().clamp(max=limit).detach()
+    log_ratio, low = torch.where(mask, trainer - rollout, 0.0), ppo.importance_floor
+    if ppo.importance_mode.startswith("sequence"):
+        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(mask)
+    ratio = log_ratio.clamp(-20.0, 20.0).exp()
+    if ppo.importance_mode.endswith("truncate"):
+        ratio = ratio.clamp(low, limit)
+    else:
+        ratio = torch.where((ratio >= low) & (ratio <= limit), ratio, 0.0)
+    return torch.where(mask, ratio, 1.0).detach()

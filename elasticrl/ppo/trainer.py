@@ -324,7 +324,7 @@ class Trainer:
         logits, values = self.roles.logits(self.roles.actor, rows)
         new = logprobs(logits, response(rows), self.roles.temperature)
         limit = ppo.importance_limit
-        weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, limit) if limit else None
+        weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
         loss = term.loss.over(count)
         with torch.set_grad_enabled(ppo.entropy_coef > 0):

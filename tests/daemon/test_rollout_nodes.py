@@ -128,7 +128,7 @@ def alone(job: RolloutJob, folder: Path, steps: int) -> Path:
     return folder / "saves" / job.name
 
 
-@pytest.fixture(params=[0, 2])
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 2])
 def job(conf: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[RolloutJob]:
     more = {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7},

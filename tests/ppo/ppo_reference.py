@@ -117,11 +117,20 @@ def value(new, old, returns, mask, clip):
     return loss, tokens
 
 
-def importance(trainer, rollout, mask, limit):
-    return [
-        [min(exp(clamp(a - b, -20, 20)), limit) if keep else 1.0 for a, b, keep in zip(*rows, strict=True)]
-        for rows in zip(trainer, rollout, mask, strict=True)
-    ]
+def importance(trainer, rollout, mask, limit, floor=0.0, mode="token_truncate"):
+    level, _, how = mode.partition("_")
+    found = []
+    for rows in zip(trainer, rollout, mask, strict=True):
+        logs = [a - b if keep else 0.0 for a, b, keep in zip(*rows, strict=True)]
+        if level == "sequence":
+            logs = [sum(logs)] * len(logs)
+        ratios = [exp(clamp(log, -20, 20)) for log in logs]
+        if how == "truncate":
+            bounded = [clamp(ratio, floor, limit) for ratio in ratios]
+        else:
+            bounded = [ratio if floor <= ratio <= limit else 0.0 for ratio in ratios]
+        found.append([ratio if keep else 1.0 for ratio, keep in zip(bounded, rows[2], strict=True)])
+    return found
 
 
 def k3(policy_lp, ref_lp, limit):
