@@ -21,7 +21,8 @@ from elasticrl.certificate.merkle import root_of, root_of_steps
 from elasticrl.certificate.model import NoModel, of_folder
 from elasticrl.runtime.chain import link
 
-SAMPLES: Final = 1 << 28  # of all steps: more are not dealt again
+SAMPLES: Final = 1 << 26  # of all steps: more are not dealt again, which takes minutes
+LARGE: Final = 1 << 20  # samples of one step
 SHOWN: Final = 20  # findings that are spelled out
 
 
@@ -138,13 +139,13 @@ def _samples(body: Certificate) -> Iterator[str]:
         return
     first, last = first_of(body.segments), body.states[-1].step if body.states else 0
     steps = range(first, last)
-    if [each.step for each in body.used] != list(steps):
+    if len(steps) != len(body.used) or any(each.step != step for each, step in zip(body.used, steps, strict=True)):
         yield f"the samples are not those of steps {first} to {last - 1}: a step was left out"
         return
     size = max(each.walk.batch * each.walk.draws for each in body.segments)
     streamed = sum(end.index + 1 for end in body.ends)
-    if size * len(steps) > SAMPLES or streamed > SAMPLES:
-        yield f"it speaks of more than {SAMPLES} samples, which are not dealt again here"
+    if size * len(steps) > SAMPLES or streamed > SAMPLES or size > LARGE:
+        yield f"it speaks of more than {SAMPLES} samples, or {LARGE} of a step, which are not dealt again here"
         return
     ends = {end.epoch: end.index for end in body.ends}
     for each, (step, samples, turns) in zip(body.used, dealt(body.segments, steps, ends), strict=True):

@@ -204,7 +204,7 @@ def read(text: bytes) -> Signed:
         value = parsed(text, finite=True, most=LARGEST)
     except ValueError as error:
         raise Unfit(f"it is no JSON, or was cut short: {error}") from error
-    found = strict(Signed, value, "the file")
+    found: Signed = strict(Signed, value, "the file")
     if found.body.certificate != FORMAT:
         raise Unfit(f"it has format {found.body.certificate}, and this version reads {FORMAT}")
     try:

@@ -50,7 +50,7 @@ def of_folder(folder: Path) -> str:
         try:
             with open_regular(path) as file:
                 rows += list(_rows(file, path))
-        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error) as error:
             raise NoModel(f"{path} is no safetensors file that can be read: {error}") from error
     return sum_of(rows)
 
@@ -60,12 +60,14 @@ def _rows(file: BinaryIO, path: Path) -> Iterable[tuple[str, str, tuple[int, ...
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(HEADER, size):
         raise ValueError("its header is longer than the file")
+    room = size - 8 - length  # no byte is in two tensors
     for name, row in parsed(file.read(length), most=HEADER).items():
         if name == "__metadata__":
             continue
         begin, end = map(int, row["data_offsets"])
-        if not 0 <= begin <= end <= size - 8 - length:
-            raise ValueError(f"{name[:80]} lies outside of it")
+        room -= end - begin
+        if not 0 <= begin <= end <= size - 8 - length or room < 0:
+            raise ValueError(f"{name[:80]} lies outside of it, or in another tensor")
         file.seek(8 + length + begin)
         found, left = sha256(), end - begin
         while left and (data := file.read(min(left, CHUNK))):
