@@ -76,7 +76,9 @@ def test_a_run_with_five_kills_has_a_certificate_that_checks_and_replays(tmp_pat
     other = tmp_path / "other"
     certify("--new-key", other)
     assert "it is signed with another key" in certify("--check", cert, "--key", f"{other}.pub", ok=1)
-    config.write_text(config.read_text().replace('"seed":7', '"seed":8'))
+    other_seed = json.loads(config.read_text())
+    other_seed["job"]["seed"] = 8
+    config.write_text(json.dumps(other_seed))
     assert "the configuration is not the run's" in certify("--check", cert, "--run", run, *again, ok=1)
     (weights,) = model.glob("*.safetensors")
     data = bytearray(weights.read_bytes())
