@@ -147,6 +147,7 @@ class Certificate:
     made_at: str  # wall clock, for people
     data: tuple[str, ...]  # as checkpoints describe it
     package_sha256: tuple[str, ...]  # this package's code, of each save
+    packages: tuple[Mapping[str, str], ...]  # versions of what may decide bits, of each save
     scripts: tuple[Mapping[str, str], ...]
     bits: tuple[str, ...]  # fingerprints of what computed
     kind: str  # of the digests: lanes.digest

@@ -101,6 +101,7 @@ def make(home: Path, *, logs: Mapping[int, Told] | None = None, last: int | None
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         data=_each(each.manifest.facts.data for each in found),
         package_sha256=_each(each.manifest.code for each in found),
+        packages=_versions(found),
         scripts=history.scripts,
         bits=history.bits,
         kind=history.kind,
@@ -326,6 +327,14 @@ def _nodes(examined: Examined) -> tuple[Node, ...]:
             node = Node(name=str(plan.get("node", "")), made={str(name): str(value) for name, value in made.items()})
             found.setdefault((node.name, *sorted(node.made.items())), node)
     return tuple(found[key] for key in sorted(found))
+
+
+def _versions(found: Sequence[_Found]) -> tuple[Mapping[str, str], ...]:
+    distinct: list[Mapping[str, str]] = []
+    for each in found:
+        if each.manifest.facts.versions and each.manifest.facts.versions not in distinct:
+            distinct.append(each.manifest.facts.versions)
+    return tuple(distinct)
 
 
 def _each(values: Iterable[str]) -> tuple[str, ...]:

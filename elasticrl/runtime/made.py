@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -26,6 +27,7 @@ def node() -> Mapping[str, str]:
     return {
         **{name: str(value) for name, value in parsed(versions()).items()},
         "device": f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else processor(),
+        "devices": str(torch.cuda.device_count() if cuda else os.cpu_count()),
         "isa": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -24,6 +24,7 @@ LIVES = (
     (2, 5, 9),
     (3, 9, 12),
 )  # each generation: its number, the step it goes on from, the step it comes to
+FACTS = Conditions(job="kit", data="numbers", versions={"torch": "2.13.0"})
 KEY = Ed25519PrivateKey.generate()
 
 
@@ -80,7 +81,7 @@ def head(step: int) -> str:
 
 def save(home: Path, step: int, generation: int, chain: str, lineage: Lineage = ()) -> Path:
     manifest = Manifest(
-        version=Version(step), generation=generation, world=1, parent=None, facts=Conditions(job="kit", data="numbers"),
+        version=Version(step), generation=generation, world=1, parent=None, facts=FACTS,
         contents={}, files=(), lineage=lineage, code="c0de", chain=chain,
     )  # fmt: skip
     folder = home / manifest.name

@@ -45,6 +45,7 @@ def test_a_run_of_three_generations_has_a_certificate_that_checks(home: Path, bo
     ]  # fmt: skip
     assert [(each.generation, each.step, each.again) for each in body.recoveries] == [(2, 5, 1), (3, 9, 0)]
     assert (body.package_sha256, body.data) == (("c0de",), ("numbers",))
+    assert body.packages == ({"torch": "2.13.0"},)
     assert {(node.name, node.made["torch"]) for node in body.nodes} == {("n0", "2.13.0"), ("n1", "2.13.0")}
     assert body.no_model
 
