@@ -44,6 +44,7 @@ VERBS: Final = {
     "verify": "elasticrl.cli.state",
     "audit": "elasticrl.cli.state",
     "checkpoint": "elasticrl.cli.state",
+    "certify": "elasticrl.cli.certify",
     "plan": "elasticrl.cli.plan",
     "config": "elasticrl.cli.config",
     "support-bundle": "elasticrl.cli.bundle",

@@ -138,9 +138,20 @@ class ElasticRun:
 
     def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
-        prompts = [name.partition(".") for name in ids]
-        found = [_sample(name) for name, _, member in prompts if member in ("", "0")]
-        self.base.used(lane, found, turn=epoch, filtered=filtered)
+        step, made = self.base.progress.step, "rollout_logprobs" in self.buffer.rows.get(lane, {})
+        early = self._early(lane)
+        of: dict[int | None, list[SampleId]] = {}
+        for name in ids:
+            prompt, _, member = name.partition(".")
+            if member in ("", "0"):
+                of.setdefault(step - (name in early) if made else None, []).append(_sample(prompt))
+        for by, found in of.items() or [(None, list[SampleId]())]:
+            self.base.used(lane, found, turn=epoch, filtered=filtered, by=by)
+
+    def _early(self, lane: int) -> set[str]:
+        """The samples that were generated in the step before, by the weights that it began with: half of whole groups."""
+        ids, group = self.buffer.ids.get(lane, []), self.base.tree.ppo.group
+        return set(ids[: len(ids) // group // 2 * group]) if "ahead_behind" in self.buffer.facts else set()
 
     def update(
         self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False

@@ -91,7 +91,7 @@ def bits() -> Bits:
     )
     return Bits(
         torch=torch.__version__,
-        device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else _processor(),
+        device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else processor(),
         isa=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         dtype=str(torch.get_default_dtype()).removeprefix("torch."),
@@ -113,7 +113,8 @@ def versions() -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model of this machine's processor."""
     try:
         with open("/proc/cpuinfo") as lines:  # noqa: PTH123 - not a file of ours
             words = dict(line.split(":", 1) for line in lines.read().split("\n\n")[0].splitlines() if ":" in line)

@@ -37,6 +37,7 @@ class Line:
     generation: int
     digest: str
     writer: str
+    link: str = ""  # of the chain of digests; empty where none was made
 
 
 class Chronicle:
@@ -46,12 +47,15 @@ class Chronicle:
     Digests of different kinds are never compared. Nothing here raises for the disk's sake: `problem` is the sentence to log.
     """
 
-    def __init__(self, run_dir: Path, writer: str, *, kind: str = "full", bits: Callable[[], str] = str) -> None:
+    def __init__(
+        self, run_dir: Path, writer: str, *, kind: str = "full", bits: Callable[[], str] = str,
+        script: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:  # fmt: skip
         self.directory = run_dir / FOLDER
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
         self.problem = ""  # why the newest line could not be written; empty when it could
         self.lost = 0  # lines that could not be written
-        self._kind, self._bits = kind, bits
+        self._kind, self._bits, self._script = kind, bits, script
         self._file: int | None = None
 
     @property
@@ -59,12 +63,15 @@ class Chronicle:
         """Its file."""
         return self.directory / f"{self.writer}{SUFFIX}"
 
-    def add(self, *, step: int, generation: int, digest: str) -> None:
-        """`digest` is that of the state after `step`, as this generation computed it. Not flushed: a kill loses nothing."""
+    def add(self, *, step: int, generation: int, digest: str, link: str = "") -> None:
+        """`digest` is that of the state after `step`, as this generation computed it, and `link` the chain's there. Not
+        flushed: a kill loses nothing.
+        """
         try:
             if self._file is None:
                 self._file = self._open()
-            self._put(self._file, encode({"step": step, "generation": generation, "digest": digest}))
+            chained = {"link": link} if link else {}
+            self._put(self._file, encode({"step": step, "generation": generation, "digest": digest, **chained}))
             self.problem = ""
         except OSError as error:
             self.lost += 1
@@ -86,6 +93,7 @@ class Chronicle:
         try:
             if os.fstat(file).st_size == 0:
                 head = {"chronicle": 1, "writer": self.writer, "kind": self._kind, "bits": self._bits()}
+                head |= {"script": dict(script)} if (script := self._script()) else {}
                 self._put(file, encode(head))
         except OSError:
             os.close(file)
@@ -111,6 +119,8 @@ class History:
     steps: Mapping[int, str]  # the digest that counts: the newest generation's
     kind: str = ""
     bits: tuple[str, ...] = ()  # the different fingerprints of what computed, in the order of their first line
+    scripts: tuple[Mapping[str, str], ...] = ()  # the different programs, likewise
+    rows: tuple[Line, ...] = ()  # all lines, by step, the newest generation first
     generations: int = 0
     rerun: int = 0  # steps that more than one generation computed
     lines: int = 0
@@ -170,6 +180,7 @@ class _Read:
     lines: list[Line] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)  # kind -> a writer of it
     bits: dict[str, None] = field(default_factory=dict)
+    scripts: list[Mapping[str, str]] = field(default_factory=list)
     torn: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -194,9 +205,11 @@ def read(run_dir: Path) -> History:
     for line in found.lines:
         by_step.setdefault(line.step, []).append(line)
     steps: dict[int, str] = {}
+    rows: list[Line] = []
     for step in sorted(by_step):
         lines = sorted(by_step[step], key=lambda line: (-line.generation, line.writer))
         steps[step] = lines[0].digest
+        rows += lines
         finding = _differing(step, lines)
         if finding:
             found.problems.append(finding)
@@ -204,6 +217,8 @@ def read(run_dir: Path) -> History:
         steps=steps,
         kind=min(found.kinds, default=""),
         bits=tuple(found.bits),
+        scripts=tuple(found.scripts),
+        rows=tuple(rows),
         generations=len({line.generation for line in found.lines}),
         rerun=sum(len({line.generation for line in lines}) > 1 for lines in by_step.values()),
         lines=len(found.lines),
@@ -236,12 +251,16 @@ def _read_file(path: Path, found: _Read) -> None:
     for number, text in enumerate(lines, 1):
         body = decode(text) if text else {}
         match body:
-            case {"step": int(step), "generation": int(generation), "digest": str(digest)}:
-                found.lines.append(Line(step=step, generation=generation, digest=digest, writer=path.stem))
-            case {"chronicle": 1, "kind": str(kind), "bits": str(bits)}:
+            case {"step": int(step), "generation": int(generation), "digest": str(digest), **more}:
+                link = str(more.get("link", ""))
+                found.lines.append(Line(step=step, generation=generation, digest=digest, writer=path.stem, link=link))
+            case {"chronicle": 1, "kind": str(kind), "bits": str(bits), **more}:
                 found.kinds.setdefault(kind, path.stem)
                 if bits:
                     found.bits.setdefault(bits)
+                script = more.get("script")
+                if isinstance(script, dict) and script not in found.scripts:
+                    found.scripts.append({str(name): str(value) for name, value in script.items()})
             case None if number == len(lines):  # no end of line: the writer was killed in it
                 found.torn += 1
             case None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from elasticrl.config import Tree
 from elasticrl.contract.orders import Place
+from elasticrl.runtime import made
 from elasticrl.runtime.bits import bits
+from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Conditions, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -81,8 +83,9 @@ class Keeper:
                 "may write to (checkpoint.dir), with space on its disk."
             ) from error
         self.chronicle = Chronicle(
-            context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes
-        )
+            context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes,
+            script=made.script,
+        )  # fmt: skip
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
@@ -108,19 +111,21 @@ class Keeper:
         self._scarce = False  # its node has no processors to spare for copying
         self._begun, self._stalled_s = time.monotonic(), 0.0  # the newest state: since when, and what was waited for it
         self._facts = Conditions()
+        self._chain = Chain()
+        self.follows = Chain()  # what the checkpoint says that this generation goes on from
 
     # -- a generation begins
 
     def begin(
         self, place: Place, *, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int], facts: Conditions,
-        whole: Whole | None = None, soon: bool = False,
+        chain: Chain | None = None, whole: Whole | None = None, soon: bool = False,
     ) -> None:  # fmt: skip
-        """This worker's place from now on, and the history it goes on from. What it goes on from lies `whole` in the vaults,
-        and stays there until this gang has sealed something; None: it came from elsewhere. `soon`: what is on disk would not
-        bring the job back, so the next whole step is saved.
+        """This worker's place from now on, and the history and chain it goes on from. What it goes on from lies `whole` in the
+        vaults, and stays there until this gang has sealed something; None: it came from elsewhere. `soon`: what is on disk
+        would not bring the job back, so the next whole step is saved.
         """
         self._generation, self._rank, self._world = place.generation, place.rank, place.world
-        self._lineage, self._facts, self._soon = lineage, facts, soon
+        self._lineage, self._facts, self._soon, self._chain = lineage, facts, soon, chain or Chain()
         nodes = sorted(set(place.nodes))
         if self.context.own_disk:
             mine = tuple(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
@@ -135,7 +140,20 @@ class Keeper:
         self._lost.clear()
         self.vault.sealed = tuple((layer.version, layer.generation) for layer in whole.layers) if whole else ()
         with self._softly():
-            self.ledger.begin(generation=place.generation, lineage=lineage, segments=segments, lanes=lanes)
+            self.ledger.begin(
+                generation=place.generation, lineage=lineage, segments=segments, lanes=lanes, plan=self._plan(place)
+            )  # fmt: skip
+
+    def _plan(self, place: Place) -> dict[str, Any]:
+        """What a certificate says of a generation, and of the node that this worker is on."""
+        return {
+            "cause": place.reason,
+            "rung": place.rung.name.lower(),
+            "seats": place.nodes,
+            "config": self._facts.config,
+            "node": self.context.node,
+            "made": made.node(),
+        }
 
     def restored(self, values: Any) -> None:
         """The ledger's rows as of the version that is gone on from."""
@@ -254,7 +272,7 @@ class Keeper:
         if found < self._copies:
             raise VaultError(f"{found} of {self._copies} buddies are known to this node's vault")
 
-    def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0, **marks: bool) -> None:
+    def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0, **marks: Any) -> None:
         """These samples went into the update that leads to `version`, unless the ledger's `marks` say otherwise."""
         with self._softly():
             self.ledger.record(version, lane, ids, turn=turn, **marks)
@@ -288,8 +306,16 @@ class Keeper:
 
     def chronicled(self, steps: int, digest: str | None) -> None:
         """The state after so many steps came to this digest, here and now."""
-        if self._rank == 0 and digest:
-            self.chronicle.add(step=steps, generation=self._generation, digest=digest)
+        if not digest:
+            return
+        self._chain.add(steps, digest)
+        if self.follows.at(steps) and self.follows.head != self._chain.at(steps):
+            self._say(
+                f"step {steps}, which this run goes on from, has not the chain of digests that its checkpoint names: it is "
+                "another state than the one that was saved, or lanes.digest was changed. `elasticrl certify` will refuse."
+            )
+        if self._rank == 0:
+            self.chronicle.add(step=steps, generation=self._generation, digest=digest, link=self._chain.at(steps))
             self._complain("chronicle", self.chronicle.problem)
 
     def save(self, kept: Kept) -> None:
@@ -304,6 +330,7 @@ class Keeper:
                 own=self._own,
                 parent=self._committed or None,
                 flush=self.ledger.flushing(kept.version),
+                chain=self._chain.at(kept.steps),
             )
         except (StateError, OSError) as error:
             self._complain("saves", str(error))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.rng import Streams
 
 
@@ -20,6 +21,7 @@ class Progress:
     count: int = 0  # updates in all
     frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
     facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it: whoever goes on is compared
+    chain: Chain = field(default_factory=Chain)  # of the digests up to there
 
     def streams(self, seed: int) -> Streams:
         """The job's random streams there."""
@@ -28,13 +30,16 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
-        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts)}
+        chain = [self.chain.step, self.chain.head]
+        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts), "chain": chain}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Back to there."""
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
         self.frozen, self.facts = dict(state.get("frozen", {})), dict(state.get("facts", {}))  # older ones have none
+        step, head = state["chain"]
+        self.chain.go_to(int(step), str(head))
 
 
 @dataclass(slots=True)

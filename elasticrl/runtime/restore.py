@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.runtime import alike
+from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Conditions, differences
@@ -87,7 +88,9 @@ class _Fill:
         """What differs from the run that wrote the checkpoint is said, or refused."""
         if (name := self.agreed.checkpoint) is not None:
             place = self.keeper.place
-            for change in permitted(place, self.agreed.manifest or read_manifest(place, name), facts, allow=self.allow):
+            manifest = self.agreed.manifest or read_manifest(place, name)
+            self.keeper.follows = Chain(manifest.version.step, manifest.chain)
+            for change in permitted(place, manifest, facts, allow=self.allow):
                 self.worker.say(change.sentence)
 
     def _permit_memory(self, facts: Conditions) -> None:
@@ -160,6 +163,7 @@ class _Fill:
             segments=self.given.segments,
             lanes=self.generation.deal.carried[place.rank],
             facts=facts,
+            chain=self.progress.chain,
             whole=agreed.whole if agreed.remembered else None,
             soon=agreed.exposed,
         )

@@ -348,9 +348,13 @@ class Run:
         """
         return self._now.update(scale=scale, max_norm=max_norm, lr_factor=lr_factor, keeps=keeps, skips=skips)
 
-    def used(self, lane: int, ids: Sequence[SampleId], turn: int = 0, *, filtered: bool = False) -> None:
-        """These samples of a lane enter the next update, or were looked at and left out of it (`filtered`)."""
-        self._now.used.append((lane * self.parts_per_lane, turn, tuple(ids), filtered))
+    def used(
+        self, lane: int, ids: Sequence[SampleId], turn: int = 0, *, filtered: bool = False, by: int | None = None
+    ) -> None:
+        """These samples of a lane enter the next update, or were looked at and left out of it (`filtered`). `by`: the weights
+        after so many steps have generated them.
+        """
+        self._now.used.append((lane * self.parts_per_lane, turn, tuple(ids), filtered, by))
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""

@@ -85,7 +85,7 @@ class Lane:
     def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
         """These samples enter the next update, for scripts that choose samples by themselves."""
         if not self.ghost:
-            self._body.used.append((self.index, turn, tuple(ids), False))
+            self._body.used.append((self.index, turn, tuple(ids), False, None))
 
     def leave_out(self) -> None:
         """In place of the backward pass: there is none, and its leaf is 0. With `fsdp` all ranks leave out the same turns."""
@@ -106,8 +106,8 @@ class Body:
         self.sealing, self.generation, self.keeper = sealing, sealing.generation, sealing.keeper
         self.given, self.progress = sealing.given, sealing.progress
         self.guarded = False  # what cuts it short ends it at once
-        # Leaf, turn and samples of the next update, and whether it is made without them.
-        self.used: list[tuple[int, int, tuple[SampleId, ...], bool]] = []
+        # Leaf, turn and samples of the next update, whether it is made without them, and whose weights generated them.
+        self.used: list[tuple[int, int, tuple[SampleId, ...], bool, int | None]] = []
         self._counted = False  # its updates are made in `updates`
         self._changed = False  # an update since the newest state that was kept, after which it could be taken up
         self._lane: Lane | None = None
@@ -248,9 +248,9 @@ class Body:
         """An update is made."""
         progress = self.progress
         version = Version(progress.step, progress.mark + 1)
-        for leaf, turn, ids, filtered in self.used:
+        for leaf, turn, ids, filtered, by in self.used:
             lane = leaf // self.generation.parts_per_lane
-            self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered)
+            self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered, by=by)
         self.used = []
         progress.update += 1
         progress.count += 1

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrl.base.redact import veiled
+from elasticrl.certificate.check import check as check_certificate
 from elasticrl.cli import render
 from elasticrl.cli.lines import event_of, shown
 from elasticrl.config import read as read_config
@@ -200,6 +201,24 @@ def test_a_chronicle_is_read_or_refused_with_a_sentence(lines: list[bytes], host
         with suppress(StateError):
             history = chronicle.read(Path(name))
             assert chronicle.compare(history, history).sentence
+
+
+CERTIFICATE = ROOT / "tests" / "data" / "run.cert.json"  # of tests/unit/certificate_kit.py, whose key nobody has
+SIGNED = json.loads(CERTIFICATE.read_bytes())
+
+
+@fuzzed
+@given(
+    st.one_of(
+        altered(SIGNED).map(lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"),
+        changed(st.just(CERTIFICATE.read_bytes())),
+        st.sampled_from(HOSTILE),
+    )
+)
+def test_a_certificate_is_checked_and_said_to_be_none(text: bytes) -> None:
+    found = check_certificate(text)
+    assert found.sentence
+    assert found.ok == (text == CERTIFICATE.read_bytes())
 
 
 MANIFEST = Manifest(

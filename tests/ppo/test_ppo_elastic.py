@@ -12,6 +12,7 @@ from typing import Any, Self
 import pytest
 from elastic_kit import STEPS, events, generated, mixed, nodes, outcome, small, strike
 
+from elasticrl.certificate.make import make
 from elasticrl.ppo import estimate
 
 
@@ -41,7 +42,12 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
         logs = {node: worker.log for node, worker in gang.workers.items()}
         gang.until_done()
         assert outcome(gang) == undisturbed
+        certified = make(gang.run_dir)
         told = {node: events(log) for node, log in logs.items()}
+    assert certified.model is not None, certified.no_model
+    assert [each.by for each in certified.used] == list(range(STEPS)), (
+        "the weights that a step begins with generate for it"
+    )
     for log in logs.values():
         assert re.findall(r"prompts.jsonl: (.*)", log.read_text()) == [
             "5,000 records fit; left out: 1 (of no tokens, or too many)"

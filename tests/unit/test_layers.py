@@ -30,8 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "lightning": {"runtime"},
     "ppo": {*GROUND, "config", "core/judge", "runtime", "telemetry"},
     "report": {*GROUND, "diagnose", "runtime"},
+    "certificate": {*GROUND, "config", "runtime"},
     "cli": {
         *GROUND, *CORE, "config", "store", "diagnose", "shell", "status", "agent", "daemon", "runtime", "ppo", "report",
+        "certificate",
         "telemetry",
     },
 }  # fmt: skip

@@ -18,7 +18,7 @@ from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import CheckpointError
 from elasticrl.runtime.vault.piece import Piece
-from elasticrl.runtime.vault.source import dtype_of
+from elasticrl.runtime.vault.source import Source, dtype_of
 
 MAX_BYTES = 5_000_000_000
 BODY, HEAD = "actor.", "value_head."  # of elasticrl.ppo's actor with a tied head
@@ -36,16 +36,7 @@ def export(
     `beside`: files to put there as well (config.json, tokenizer.json, ...). The checkpoint is verified first.
     """
     source = open_checkpoint(place, name)
-    known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
-    chosen = prefix or next((each for each in MODELS if each in known), MODELS[0])
-    pieces = _body({bare(full.removeprefix(chosen)): piece for full, piece in source.wholes(chosen).items()})
-    if not pieces:
-        raise CheckpointError(f"{name} has no tensor whose name starts with {chosen!r}; try one of {', '.join(known)}.")
-    if any(ADAPTER in short for short in pieces):
-        raise CheckpointError(
-            f"{name} has adapters only, which are nothing without the model that they were trained on: name the job's "
-            "configuration (--config FILE), and they are merged into it."
-        )
+    pieces = model_of(source, name, prefix)
     with staged(name, target) as staging:
         groups = _groups(pieces, max_bytes)
         index: dict[str, str] = {}
@@ -66,6 +57,21 @@ def export(
         for file_beside in beside:
             shutil.copy(file_beside, staging / file_beside.name)
     return tuple(sorted(target.iterdir()))
+
+
+def model_of(source: Source, name: str, prefix: str | None = None) -> dict[str, Piece]:
+    """The tensors of the model in a checkpoint, as they are called when it is exported."""
+    known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
+    chosen = prefix or next((each for each in MODELS if each in known), MODELS[0])
+    pieces = _body({bare(full.removeprefix(chosen)): piece for full, piece in source.wholes(chosen).items()})
+    if not pieces:
+        raise CheckpointError(f"{name} has no tensor whose name starts with {chosen!r}; try one of {', '.join(known)}.")
+    if any(ADAPTER in short for short in pieces):
+        raise CheckpointError(
+            f"{name} has adapters only, which are nothing without the model that they were trained on: name the job's "
+            "configuration (--config FILE), and they are merged into it."
+        )
+    return pieces
 
 
 @contextmanager

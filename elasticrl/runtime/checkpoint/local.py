@@ -210,7 +210,7 @@ def assemble(disks: Mapping[str, Place], target: Place, *, name: str | None = No
     first = parts[0].manifest
     manifest = finish(
         target, version=whole.version, generation=whole.generation, world=whole.world, facts=first.facts,
-        parent=first.parent, lineage=whole.lineage, timeout_s=1.0,
+        parent=first.parent, lineage=whole.lineage, timeout_s=1.0, chain=first.chain,
     )  # fmt: skip
     if any(part.committed for part in parts):
         mark_committed(target, chosen)

@@ -162,6 +162,8 @@ class Manifest:
     written: str = ""  # wall clock, for people
     own: tuple[int, ...] | None = None  # the shards that are here, on a node's own disk; None: all of them
     nodes: tuple[str, ...] = ()  # with `own`: on whose disk each shard is
+    code: str = ""  # hash of the package's files
+    chain: str = ""  # the link of the digests' chain at its step; empty where digests are not made, or not in each step
 
     @property
     def name(self) -> str:
@@ -194,6 +196,8 @@ class Manifest:
                 "written": self.written,
                 "own": self.own,
                 "nodes": self.nodes,
+                "code": self.code,
+                "chain": self.chain,
                 "files": [asdict(file) for file in self.files],
             }
         )
@@ -219,6 +223,8 @@ class Manifest:
                 written=str(body["written"]),
                 own=None if body.get("own") is None else tuple(map(int, body["own"])),
                 nodes=tuple(map(str, body.get("nodes", ()))),
+                code=str(body["code"]),
+                chain=str(body["chain"]),
                 files=tuple(map(FileEntry.from_json, body["files"])),
             )
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from elasticrl.runtime import made
 from elasticrl.runtime.checkpoint import dcp, tree
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, Conditions, FileEntry, Manifest, Row, ShardTable, name_of
 from elasticrl.runtime.checkpoint.place import Place, explained
@@ -125,13 +126,13 @@ def refuse(place: Place, stamp: Stamp) -> None:
 def finish(
     place: Place, *, version: Version, generation: int, world: int, facts: Conditions, parent: str | None = None,
     lineage: Lineage = (), timeout_s: float = 600.0, own: Collection[int] | None = None, nodes: Sequence[str] = (),
-    hopeless: Callable[[], str] = lambda: "",
+    hopeless: Callable[[], str] = lambda: "", chain: str = "",
 ) -> Manifest:  # fmt: skip
     """Wait until every shard is staged, then publish. One process of the gang does this. `hopeless` may say why the missing
     ones will not come.
 
     `own`: where each node writes to its own disk, the shards of this node; one process of each node does it then. `nodes`: on
-    whose disk each shard is.
+    whose disk each shard is. `chain`: the link of the digests there.
     """
     name = name_of(version, generation)
     with explained(f"Saving step {version}", place):
@@ -155,7 +156,7 @@ def finish(
             version=version, generation=generation, world=world, parent=parent, facts=machine_facts(facts),
             contents=_contents(tables, values), files=tuple(files), lineage=lineage,
             written=datetime.now(UTC).isoformat(timespec="seconds"), own=None if own is None else tuple(sorted(own)),
-            nodes=tuple(nodes),
+            nodes=tuple(nodes), code=made.package(), chain=chain,
         )  # fmt: skip
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:

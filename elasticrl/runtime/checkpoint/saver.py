@@ -104,10 +104,12 @@ class Saver:
         own: Own | None = None,
         parent: str | None = None,
         flush: Sequence[int] = (),
+        chain: str = "",
     ) -> None:
         """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes. With
         `own` on one of each node, which waits for that node's.
         `flush`: files (the ledger) that the writer has on their disk first; flushing is not for the training thread either.
+        `chain`: the link of the digests there, for the manifest.
 
         CheckpointError if it can't be begun, for example because MOST saves are under way already.
         """
@@ -136,6 +138,7 @@ class Saver:
                     "finish": finish,
                     "own": asdict(own) if own is not None else None,
                     "parent": parent,
+                    "chain": chain,
                     "timeout_s": self.timeout_s,
                 },
                 [held, *flush],

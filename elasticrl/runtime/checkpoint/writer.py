@@ -135,7 +135,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                     where, version=stamp.version, generation=stamp.generation, world=stamp.world,
                     facts=Conditions(**request["facts"]), parent=request["parent"], lineage=stamp.lineage,
                     timeout_s=request["timeout_s"], own=own["shards"] if own else None,
-                    nodes=own["nodes"] if own else (), hopeless=hope,
+                    nodes=own["nodes"] if own else (), hopeless=hope, chain=request["chain"],
                 )  # fmt: skip
                 answer["manifest"] = manifest.name
         except (StateError, OSError) as error:

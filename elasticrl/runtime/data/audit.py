@@ -7,6 +7,8 @@ A run may go on while its ledger is read, file by file. So the sizes of all file
 judged ends with the newest step that had been begun by then. Each step before it is whole in all files whenever they are read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +88,21 @@ class Audit:
         return (sentence,)
 
 
+Use = tuple[int, SampleId]
+"""A turn and a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What was judged, beside the judgement. `plans`: by generation, what each of its workers wrote of it."""
+
+    audit: Audit
+    segments: tuple[Segment, ...]
+    used: Mapping[int, Mapping[Use, Record]]  # by step
+    lineages: Mapping[int, Lineage]
+    plans: Mapping[int, Sequence[Mapping[str, Any]]]
+
+
 MOST = 1_000  # samples for each that there is: more are not looked for one by one
 
 
@@ -101,6 +118,7 @@ class _Read:
         default_factory=dict
     )  # that have a ledger of a generation, if each has one
     here: set[str] = field(default_factory=set)  # nodes of whom there is one
+    plans: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     repeated: int = 0
     torn: int = 0
     problems: list[str] = field(default_factory=list)
@@ -112,6 +130,11 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
     `through`: up to this version, the last update of a step (a commit, or the end of a job): that step must be complete.
     Without it, up to the last step that is complete: the one after it may just have been under way.
     """
+    return examine(run_dir, through=through).audit
+
+
+def examine(run_dir: Path, *, through: Version | None = None) -> Examined:
+    """As `audit`, with what was judged."""
     read = _read(run_dir)
     generation = max(read.lineages)
     lineage, segments = longest(read.lineages[generation], read.lineages.values()), read.segments[generation]
@@ -153,7 +176,7 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         problems.extend(f"step {step}: {_use(use)} was used and is not among the step's samples" for use in strange)
     absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
     through_last = [record for step, uses in used.items() if step <= last for record in uses.values()]
-    return Audit(
+    found = Audit(
         steps=max(last - first + 1, 0), last=last, samples=len(through_last),
         generations=len(read.lineages), superseded=len(known) - len(lie), repeated=read.repeated, torn=read.torn,
         beyond=beyond, skipped=sum(record.skipped for record in through_last),
@@ -161,6 +184,8 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
         absent=tuple(absent),
     )  # fmt: skip
+    plans = {number: read.plans.get(number, ()) for number in sorted(read.lineages)}
+    return Examined(audit=found, segments=segments, used=used, lineages=read.lineages, plans=plans)
 
 
 def _read(run_dir: Path) -> _Read:
@@ -208,6 +233,8 @@ def _take(found: _Read, body: Mapping[str, Any], *, late: bool) -> None:
         segments = tuple(Segment.from_json(row) for row in body["segments"])
         nodes = tuple(map(str, body.get("nodes", ())))
         found.lineages[generation], found.segments[generation], found.nodes[generation] = lineage, segments, nodes
+        if isinstance(plan := body.get("plan"), dict):
+            found.plans.setdefault(generation, []).append(plan)
 
 
 def _add(found: _Read, record: Record, *, late: bool) -> None:
@@ -223,10 +250,6 @@ def _add(found: _Read, record: Record, *, late: bool) -> None:
     else:
         writer, number = record.serial
         found.problems.append(f"record {number} of {writer} exists in two versions")
-
-
-Use = tuple[int, SampleId]
-"""A turn and a sample."""
 
 
 def _uses(records: Iterable[Record]) -> tuple[list[str], dict[int, dict[Use, Record]]]:
