@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from elasticrl.runtime import alike
+from elasticrl.runtime.audited import audit_of
 from elasticrl.runtime.interrupt import GangError
+from elasticrl.runtime.lanes import Turn
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.version import Version
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elasticrl.runtime.data.cursor import SampleId
-    from elasticrl.runtime.lanes import Turn
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.sealing import Sealing
@@ -66,6 +67,8 @@ class Lane:
         self.streams = streams.at(lane=turn.lane)
         self._body = body
         self.over = False
+        self.again = False  # it counts elsewhere, and is computed here to be compared
+        self.drew = False  # its samples, by its number
 
     @contextmanager
     def rng(self, purpose: str) -> Iterator[None]:
@@ -127,15 +130,31 @@ class Body:
                 self.sealing.settle()
                 self._keep()
             streams = self.progress.streams(generation.worker.context.tree.job.seed)
+            audit = audit_of(generation, self.given.audits, strategy, self.progress, role)
             for turn in strategy.turns:
                 generation.flag.check(f"lane {turn.lane}")
-                self._role = role
-                self._lane = lane = Lane(self, turn, strategy.begin(turn), streams)
-                yield lane
+                lane = Lane(self, turn, strategy.begin(turn), streams)
+                yield from self._turn(role, lane)
                 if generation.cut:
                     return
-                if not lane.over:
-                    raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
+                if audit is not None:
+                    audit.made(lane.index, lane.tally, drew=lane.drew)
+            if audit is None:
+                return
+            for leaf in audit.again():
+                lane = Lane(self, Turn(lane=leaf, ghost=True), strategy.repeat(leaf), streams)
+                lane.again = True
+                with lane.streams.ambient("audit"):  # what is drawn outside of the lane's own streams leaves no trace
+                    yield from self._turn(role, lane)
+                if generation.cut:
+                    return
+                audit.made(leaf, lane.tally, drew=True)
+
+    def _turn(self, role: str, lane: Lane) -> Iterator[Lane]:
+        self._role, self._lane = role, lane
+        yield lane
+        if not self.generation.cut and not lane.over:
+            raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
 
     def leave_out(self) -> None:
         """The lane's turn has no backward pass."""
@@ -156,6 +175,7 @@ class Body:
         draws = cursor.walk.draws
         ids = cursor.ids(progress.step, progress.update % draws, lane.index // self.generation.parts_per_lane)
         lane.used(ids, turn=progress.update // draws)
+        lane.drew = True
         return ids
 
     def updates(self, count: int) -> Iterator[int]:
