@@ -8,7 +8,7 @@ the same moment, before anything of the update is applied.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,11 @@ import torch.distributed as dist
 
 from elasticrl.runtime.agree import exchange
 from elasticrl.runtime.audit import Computed, Finding, deciders, drawn, judge, second
+from elasticrl.runtime.digest import MASK, digest_of
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.interrupt import GangError
+from elasticrl.runtime.layout import UNIT
+from elasticrl.runtime.optim import apply, scaled
 from elasticrl.runtime.rng import seed
 from elasticrl.runtime.vault.source import dtype_of, name_of
 
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
 Rows = Mapping[str, torch.Tensor]
 
 
+WINDOW = 1 << 20  # elements of a shard whose update is computed twice
+
+
 class Miscomputed(RuntimeError):
-    """This rank's gradient of a lane is not what the same samples come to on other nodes."""
+    """What this rank computed, or keeps, is not what the same input comes to on other nodes."""
 
 
 class Doubted(RuntimeError):
@@ -93,7 +99,8 @@ class Audit:
                 self._say_alike()
                 return
             yield from self._by(deciders(nodes, self._owner, self._second, self._chance), found)
-        self._answer(found)
+        if answered(self.generation, self._nodes, self._where, found):
+            self.audits.off = self.generation.place.generation
 
     def _by(self, ranks: tuple[int, ...], found: list[Computed]) -> Iterator[int]:
         """These ranks compute it; what each came to is known to all."""
@@ -125,38 +132,129 @@ class Audit:
             said = "on another node"
         self.generation.worker.say_once(f"audit.lanes: a lane was computed twice, and came to the same ({said})")
 
-    def _answer(self, found: list[Computed]) -> None:
-        """Nothing of the update was applied: it is made again, without whoever is named."""
-        judged = judge(self._nodes, found)
-        each = ", ".join(f"{one.result} by {self._who(one.rank)}" for one in found)
-        gang, say = self.generation.gang, self.generation.worker.say
-        if judged.finding is Finding.UNLIKE:
-            self.audits.off = self.generation.place.generation
-            say(
-                f"audit.lanes: {self._where} came to something else each time ({each}). What the program computes in a lane "
-                "depends on more than the lane's samples, streams and parameters, or its operations are not deterministic. "
-                "Lanes are not computed twice any more."
-            )
-            return
-        if judged.finding is Finding.DOUBTED:
-            raise Doubted(
-                f"{self._where} came to different results ({each}): one of these nodes computes wrongly, and two nodes cannot "
-                "tell which. Or the program computes something else there. Nothing of this update was applied. Test memory "
-                "and device of both nodes, and take one out (elasticrl drain), or add a third, which decides."
-            )
-        who = ", ".join(map(self._who, judged.ranks))
-        say(f"silent corruption: {self._where} came to different results ({each}): that of {who} stands alone")
-        if gang.rank in judged.ranks:
-            raise Miscomputed(
-                f"{self._where} came to different results ({each}), and that of {who} stands alone: memory, processor or GPU "
-                "of this node corrupts data silently. Nothing of this update was applied, and others make it again. Steps "
-                "that were made since the fault began may hold wrong gradients of this node."
-            )
-        raise GangError(f"{who} has computed {self._where} wrongly")
 
-    def _who(self, rank: int) -> str:
-        node = self._nodes[rank]
-        return f"rank {rank} ({node})" if node else f"rank {rank}"
+class ShardAudit:
+    """Of a window of one rank's shard, in one update: its state and gradient must come to the same next state elsewhere."""
+
+    def __init__(self, generation: Generation, strategy: Strategy, progress: Progress, role: str, owner: int) -> None:
+        self.generation, self.strategy, self.owner = generation, strategy, owner
+        self._where = (
+            f"the state of {role} that rank {owner} keeps, in update {progress.update} of step {progress.step},"
+        )
+        self._nodes = generation.place.nodes or ("",) * generation.gang.world
+        self._chance = seed("audit", generation.worker.context.tree.job.seed, role, progress.count, "shard")
+        size = strategy.shard.layout.size
+        start = self._chance % max(1, (size - min(size, WINDOW)) // UNIT + 1) * UNIT
+        self._window = slice(start, min(start + WINDOW, size))
+
+    def compare(self, *, scale: float, lr_factor: float) -> None:
+        """The update is applied, and not published. Collective; raises what the comparison comes to."""
+        gang, shard, window = self.generation.gang, self.strategy.shard, self._window
+        mine = gang.rank == self.owner
+        own = {"state": shard.state[:, window], "grad": shard.grad[window]} if mine else {}
+        rows = lend(gang, own, self.owner)
+        one = second(self._nodes, self.owner, self._chance)
+        found: list[Computed] = []
+        for ranks in ((self.owner,), (one,), deciders(self._nodes, self.owner, one, self._chance)):
+            result = ""
+            if gang.rank in ranks:
+                result = bits(
+                    shard.next[:, window] if not found else self._again(rows, scale=scale, lr_factor=lr_factor)
+                )
+            told = exchange(gang, result)
+            found += [Computed(rank=rank, result=told[rank]) for rank in ranks]
+            if len(found) == 2 and found[0].result == found[1].result:
+                return
+        answered(self.generation, self._nodes, self._where, found)
+
+    def _again(self, rows: Rows, *, scale: float, lr_factor: float) -> torch.Tensor:
+        shard, window = self.strategy.shard, self._window
+        old, grad = (rows[name].to(shard.grad.device) for name in ("state", "grad"))
+        new = torch.zeros_like(old)
+        for rule, start, stop in shard.runs_of(self.owner):
+            part = slice(max(start, window.start) - window.start, max(min(stop, window.stop) - window.start, 0))
+            if part.start < part.stop:
+                rows_of = (slice(None), part)
+                rule = scaled(rule, lr_factor)  # noqa: PLW2901 - as Shard.apply
+                apply(rule, old[rows_of], new[rows_of], grad[part], scale=scale, count=shard.version + 1)
+        return new
+
+
+def applied(
+    generation: Generation, strategy: Strategy, progress: Progress, role: str, *, scale: float, max_norm: float | None,
+    lr_factor: float,
+) -> None:  # fmt: skip
+    """Applies the update, and has it computed twice where that is due. Collective where it is."""
+    if strategy.noted is not None and strategy.noted != (strategy.shard.version, kept(strategy)):
+        if strategy.noted[0] == strategy.shard.version:
+            raise Miscomputed(
+                f"The state of {role} that rank {generation.gang.rank} keeps is not what it was after the last update: memory "
+                "of this node corrupts data silently. Nothing of this update was published, and others make it again."
+            )
+        strategy.noted = None
+    factor = strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+    owner = _looked_at(generation, strategy, role, progress.count)
+    if owner is not None:
+        ShardAudit(generation, strategy, progress, role, owner).compare(scale=factor, lr_factor=lr_factor)
+
+
+def note(generation: Generation, strategy: Strategy, progress: Progress, role: str) -> None:
+    """An update is sealed. Where the next one is looked at, the state is digested until then."""
+    due = _looked_at(generation, strategy, role, progress.count) == generation.gang.rank
+    strategy.noted = (strategy.shard.version, kept(strategy)) if due else None
+
+
+def kept(strategy: Strategy) -> int:
+    """The digest of this rank's shard."""
+    return sum(strategy.shard.digest().values()) & MASK
+
+
+def bits(rows: torch.Tensor) -> str:
+    """The digest of some rows."""
+    return f"{sum(digest_of(row.contiguous(), 0, str(i)) for i, row in enumerate(rows)) & MASK:016x}"
+
+
+def _looked_at(generation: Generation, strategy: Strategy, role: str, count: int) -> int | None:
+    """The rank whose shard is looked at in the update after `count`."""
+    tree = generation.worker.context.tree
+    if not strategy.listens or tree.lanes.exact != "require":
+        return None
+    world = generation.gang.world
+    return drawn(tree.job.seed, f"{role} shard", count, 0, lanes=world, rate=tree.audit.lanes)
+
+
+def answered(generation: Generation, nodes: Sequence[str], where: str, found: Sequence[Computed]) -> bool:
+    """Results differ. Nothing of the update is published: it is made again, without whoever is named. Returns true where the
+    program is at fault, and goes on.
+    """
+    judged = judge(nodes, found)
+    each = ", ".join(f"{one.result} by {_who(nodes, one.rank)}" for one in found)
+    if judged.finding is Finding.UNLIKE:
+        generation.worker.say(
+            f"audit.lanes: {where} came to something else each time ({each}). What the program computes in a lane depends on "
+            "more than the lane's samples, streams and parameters, or its operations are not deterministic. This gang does "
+            "not compute lanes twice any more."
+        )
+        return True
+    if judged.finding is Finding.DOUBTED:
+        raise Doubted(
+            f"{where} came to different results ({each}): one of these nodes computes wrongly, and two nodes cannot tell "
+            "which. Or the program computes something else there. Nothing of this update was made. Test memory and device "
+            "of both nodes, and take one out (elasticrl drain), or add a third, which decides."
+        )
+    who = ", ".join(_who(nodes, rank) for rank in judged.ranks)
+    generation.worker.say(f"silent corruption: {where} came to different results ({each}): that of {who} stands alone")
+    if generation.gang.rank in judged.ranks:
+        raise Miscomputed(
+            f"{where} came to different results ({each}), and that of {who} stands alone: memory, processor or GPU of this "
+            "node corrupts data silently. Nothing of this update was made, and others make it again. Steps since the fault "
+            "began may hold wrong bits of this node."
+        )
+    raise GangError(f"{who} has computed wrongly: {where}")
+
+
+def _who(nodes: Sequence[str], rank: int) -> str:
+    return f"rank {rank} ({nodes[rank]})" if nodes[rank] else f"rank {rank}"
 
 
 class _Lent:

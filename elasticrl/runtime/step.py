@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from elasticrl.runtime import alike
-from elasticrl.runtime.audited import audit_of
+from elasticrl.runtime import alike, audited
 from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Turn
 from elasticrl.runtime.misuse import Misuse
@@ -130,7 +129,7 @@ class Body:
                 self.sealing.settle()
                 self._keep()
             streams = self.progress.streams(generation.worker.context.tree.job.seed)
-            audit = audit_of(generation, self.given.audits, strategy, self.progress, role)
+            audit = audited.audit_of(generation, self.given.audits, strategy, self.progress, role)
             for turn in strategy.turns:
                 generation.flag.check(f"lane {turn.lane}")
                 lane = Lane(self, turn, strategy.begin(turn), streams)
@@ -199,11 +198,19 @@ class Body:
             if not skips:
                 alike.check_finite(odd, self.progress)
             live = [role.live for role in self.given.roles.values()]
-            for strategy in live:
+            for name, role in self.given.roles.items():
                 if odd:
-                    strategy.skip()
+                    role.live.skip()
                 else:
-                    strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+                    audited.applied(
+                        self.generation,
+                        role.live,
+                        self.progress,
+                        name,
+                        scale=scale,
+                        max_norm=max_norm,
+                        lr_factor=lr_factor,
+                    )
             for strategy in live:
                 strategy.publish()
             for strategy in live:
@@ -213,6 +220,8 @@ class Body:
                 self.sealing.worker.say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
                 found = {name: replace(reduced, skipped=True) for name, reduced in found.items()}
             self._count(skipped=bool(odd))
+            for name, role in self.given.roles.items():
+                audited.note(self.generation, role.live, self.progress, name)
             self._changed = self._counted if keeps is None else keeps
         return None if self.generation.cut else found
 

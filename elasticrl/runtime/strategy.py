@@ -75,6 +75,9 @@ class Strategy(ABC):
         self._tallies: dict[int, Tally] = {}
         self._done: list[int] = []
         self._reduced: Reduced | None = None
+        self.noted: tuple[int, int] | None = (
+            None  # a version of the shard, and the sum of its digest when it was sealed
+        )
 
     @property
     def shard(self) -> Shard:

@@ -5,7 +5,8 @@ It writes one line to the history for each step that it knows to be sealed, and 
     {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
      "at": "lane" | "update" | "further" | "third" | "after"}
 
-A broken device does "weight", "activation" or "gradient": one bit is wrong in the pass of `lane`, or for `ever` in each.
+A broken device does "weight", "activation" or "gradient": one bit is wrong in the pass of `lane`, or for `ever` in each. In a
+"moment" of the optimizer it is wrong once, by a "rule" in each update.
 """
 
 import argparse
@@ -160,40 +161,59 @@ def misbehave(path: str, step: int, run: Run, at: str, lane: int | None = None) 
             torch.distributed.broadcast(torch.zeros(7), src=(run.rank + 1) % run.world)
         case "slow":
             globals()["slow_s"] = 0.05
-        case "weight" | "activation" | "gradient":
+        case "weight" | "activation" | "gradient" | "moment" | "rule":
             globals()["ever"] = fault.get("ever", False)
-            wrong.append(BREAKS[fault["do"]](run.model))
+            wrong.append(BREAKS[fault["do"]](run))
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
             next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
+
+
+def flip(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32)[5] ^= 1 << 20
 
 
 def flipped(tensor: torch.Tensor) -> torch.Tensor:
     """The same with one bit wrong."""
     bad = tensor.detach().clone()
-    bad.view(-1).view(torch.int32)[5] ^= 1 << 20
+    flip(bad.view(-1))
     return tensor + (bad - tensor.detach())
 
 
-def bad_weight(model: nn.Module) -> Callable[[], None]:
+def bad_weight(run: Run) -> Callable[[], None]:
     """While a pass goes forward."""
-    weight = next(model.parameters())
-
-    def flip(*_: object) -> None:
-        weight.data.view(-1).view(torch.int32)[5] ^= 1 << 20
-
-    hooks = [model.register_forward_pre_hook(flip), model.register_forward_hook(flip)]
+    weight = next(run.model.parameters()).data.view(-1)
+    hooks = [
+        run.model.register_forward_pre_hook(lambda *_: flip(weight)),
+        run.model.register_forward_hook(lambda *_: flip(weight)),
+    ]
     return lambda: [hook.remove() for hook in hooks] and None
 
 
-def bad_activation(model: nn.Module) -> Callable[[], None]:
-    return model[1].register_forward_hook(lambda _m, _i, out: flipped(out)).remove
+def bad_activation(run: Run) -> Callable[[], None]:
+    return run.model[1].register_forward_hook(lambda _m, _i, out: flipped(out)).remove
 
 
-def bad_gradient(model: nn.Module) -> Callable[[], None]:
-    return next(model.parameters()).register_hook(flipped).remove
+def bad_gradient(run: Run) -> Callable[[], None]:
+    return next(run.model.parameters()).register_hook(flipped).remove
 
 
-BREAKS = {"weight": bad_weight, "activation": bad_activation, "gradient": bad_gradient}
+def bad_moment(run: Run) -> Callable[[], None]:
+    """In the memory of the shard."""
+    flip(run.role("model").live.shard.state[1])
+    return lambda: None
+
+
+def bad_rule(run: Run) -> Callable[[], None]:
+    """In each update, each time alike."""
+    shard = run.role("model").live.shard
+    right = shard.apply
+    shard.apply = lambda **how: (right(**how), flip(shard.next[1]))
+    return lambda: None
+
+
+BREAKS = {
+    "weight": bad_weight, "activation": bad_activation, "gradient": bad_gradient, "moment": bad_moment, "rule": bad_rule,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

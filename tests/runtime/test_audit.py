@@ -84,6 +84,27 @@ def test_a_node_that_computes_wrongly_is_named_and_its_step_is_made_without_it(
         ends_as_if_undisturbed(nodes, undisturbed)
 
 
+@pytest.mark.parametrize("what", ["moment", "rule"])
+def test_a_shard_whose_memory_or_update_is_wrong_is_named_before_its_parameters_are_published(
+    tmp_path: Path, undisturbed, what: str
+):
+    step = next(s for s in range(4, STEPS) if drawn(SEED, "model shard", s, 0, lanes=3, rate="1") == 1)
+    with Nodes(tmp_path, steps=STEPS, step_ms=50.0, conf=ALWAYS) as nodes:
+        nodes.fault(step=step, rank=1, do=what, at="update")
+        nodes.plan("n0", "n1", "n2")
+        bad = nodes.workers["n1"]
+        bad.process.join(60)
+        assert bad.process.exitcode == 1, bad.text[-2000:]
+        assert (
+            "Miscomputed: " + {"moment": "The state of model that rank 1 keeps", "rule": "the state of"}[what]
+            in bad.text
+        )
+        assert {nodes.workers[node].process.exitcode for node in ("n0", "n2")} == {None}
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n2")
+        ends_as_if_undisturbed(nodes, undisturbed)
+
+
 def test_alone_a_device_that_is_wrong_in_the_same_way_each_time_is_not_found(tmp_path: Path):
     with Nodes(tmp_path, steps=STEPS, copies=0, conf=ALWAYS) as nodes:
         nodes.fault(step=4, rank=0, do="gradient", ever=True)

@@ -114,9 +114,9 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
     Sign.MISCOMPUTED: Meaning(
-        Fault.DIVERGENCE, _HIGH, "computes other gradients than other nodes from the same samples: silent data corruption",
+        Fault.DIVERGENCE, _HIGH, "comes to other bits than other nodes from the same input: silent data corruption",
         "Keep its node out and have GPU, memory and processor tested (dcgmi diag, memtest). Earlier steps may hold its wrong "
-        "gradients too: if you find out when the fault began, go back to a checkpoint from before that.",
+        "bits too: if you find out when the fault began, go back to a checkpoint from before that.",
         "the program's lanes depend on who computes them, or use something that is not deterministic",
     ),
     Sign.OTHER_FILES: Meaning(
