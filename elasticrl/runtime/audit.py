@@ -52,7 +52,7 @@ def drawn(number: int, role: str, step: int, update: int, *, lanes: int, rate: s
     """The lane of this update that is computed twice; None: none of it is. `number` is the job's seed.
 
     >>> drawn(7, "model", 12, 0, lanes=8, rate="0"), drawn(7, "model", 12, 0, lanes=8, rate="1")
-    (None, 4)
+    (None, 2)
     """
     share = Fraction(rate)
     place = ("audit", number, role, step, update)

@@ -250,6 +250,9 @@ def answered(generation: Generation, nodes: Sequence[str], where: str, found: Se
             "node corrupts data silently. Nothing of this update was made, and others make it again. Steps since the fault "
             "began may hold wrong bits of this node."
         )
+    # Until the culprit's end breaks it, as any collective: who left at once would stand still before that end is seen, and the
+    # leader would look for somebody who stalls.
+    exchange(generation.gang, "")
     raise GangError(f"{who} has computed wrongly: {where}")
 
 

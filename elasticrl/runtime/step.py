@@ -67,7 +67,6 @@ class Lane:
         self._body = body
         self.over = False
         self.again = False  # it counts elsewhere, and is computed here to be compared
-        self.drew = False  # its samples, by its number
 
     @contextmanager
     def rng(self, purpose: str) -> Iterator[None]:
@@ -114,6 +113,7 @@ class Body:
         self._changed = False  # an update since the newest state that was kept, after which it could be taken up
         self._lane: Lane | None = None
         self._role = ""  # whose lane it is
+        self._drew = False  # it has asked for its samples by its number
         self.keeper.loose()
 
     def passes(self, role: str) -> Iterator[Lane]:
@@ -132,12 +132,12 @@ class Body:
             audit = audited.audit_of(generation, self.given.audits, strategy, self.progress, role)
             for turn in strategy.turns:
                 generation.flag.check(f"lane {turn.lane}")
-                lane = Lane(self, turn, strategy.begin(turn), streams)
+                lane, self._drew = Lane(self, turn, strategy.begin(turn), streams), False
                 yield from self._turn(role, lane)
                 if generation.cut:
                     return
                 if audit is not None:
-                    audit.made(lane.index, lane.tally, drew=lane.drew)
+                    audit.made(lane.index, lane.tally, drew=self._drew)
             if audit is None:
                 return
             for leaf in audit.again():
@@ -174,7 +174,7 @@ class Body:
         draws = cursor.walk.draws
         ids = cursor.ids(progress.step, progress.update % draws, lane.index // self.generation.parts_per_lane)
         lane.used(ids, turn=progress.update // draws)
-        lane.drew = True
+        self._drew = True
         return ids
 
     def updates(self, count: int) -> Iterator[int]:
