@@ -100,17 +100,18 @@ def main() -> None:
     found = ratios(took, args.world, args.lanes)
     rate = float(Fraction(Audit().lanes))
     between = interval(found)
-    cost = None if between is None else tuple(1 + (one - 1) * rate for one in between)
-    step = median(took.values())
+    low, high = between or (0.0, 0.0)
+    cost = None if between is None else (1 + (low - 1) * rate, 1 + (high - 1) * rate)
+    step, middle = median(took.values()), median(found)
     if args.json:
         dump({"step_s": step, "ratios": found, "cost": cost, "others": watch.look()})
         return
-    middle = median(found)
-    row = [f"{step * 1000:.0f} ms", f"{middle:.2f}", f"{1 + (middle - 1) * rate:.4f}", str(cost), against(cost, GOAL)]  # type: ignore[arg-type]
+    between_95 = f"{cost[0]:.4f} to {cost[1]:.4f}" if cost else "too few"
+    row = (f"{step * 1000:.0f} ms", f"{middle:.2f}", f"{1 + (middle - 1) * rate:.4f}", between_95, against(cost, GOAL))
     title = (
         f"{args.world} workers, {args.lanes} lanes: a step with both audits, by one with neither ({len(found)} pairs)"
     )
-    show(title, ["step", "ratio", f"cost at {Audit().lanes}", "95 %", f"goal {GOAL}"], [row])
+    show(title, ("step", "ratio", f"cost at {Audit().lanes}", "95 %", f"goal {GOAL}"), [row])
 
 
 if __name__ == "__main__":
