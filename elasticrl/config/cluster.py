@@ -21,6 +21,7 @@ from elasticrl.config.section import (
     Portion,
     Positive,
     Prefix,
+    Rate,
     Seconds,
     Section,
     Share,
@@ -303,6 +304,15 @@ class Lanes(Section):
     digest: Literal["off", "sample", "full"] = "sample"
     """The digest of parameters and optimizer that each step logs. full: of everything; sample: of a part that moves on with
     the step, so that a divergence is found within some steps at less cost; off: never."""
+
+
+class Audit(Section):
+    """Silent corruption: what one node has computed is computed again on another."""
+
+    lanes: Rate = "1/200"
+    """The part of the updates of which one lane is computed twice, on two nodes. The results must have the same bits; if they
+    differ, a third node decides, and the step is made again without the node whose result stands alone. More finds a broken
+    device sooner, at the cost of a lane's pass each time; 0: never. It needs strategy replicated and lanes.exact: require."""
 
 
 class Vault(Section):

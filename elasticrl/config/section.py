@@ -88,6 +88,10 @@ Share = Annotated[float, Gt(0), Le(1)]
 """A part of a whole."""
 Portion = Annotated[float, Ge(0), Le(1)]
 """A part of a whole, perhaps nothing."""
+Rate = Annotated[
+    str, Field(pattern=r"^([01]|1/[1-9][0-9]{0,8})$"), Says("1/n: one of so many; 1: each; 0: none", "1/200")
+]
+"""How often."""
 Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
 Port = Annotated[int, Ge(0), Le(65535)]

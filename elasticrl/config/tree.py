@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from elasticrl.config.cluster import (
     Agent,
+    Audit,
     Checkpoint,
     Comm,
     Health,
@@ -39,6 +40,7 @@ class Tree(Section):
     recovery: Recovery = Recovery()
     timeouts: Timeouts = Timeouts()
     lanes: Lanes = Lanes()
+    audit: Audit = Audit()
     vault: Vault = Vault()
     checkpoint: Checkpoint = Checkpoint()
     health: Health = Health()

@@ -105,6 +105,7 @@ class Sign(StrEnum):
     PROGRAM = "program"
     UNJOINED = "unjoined"  # a program that has never asked for its rank
     DIVERGED = "diverged"  # a replica's bits are not the others'
+    MISCOMPUTED = "miscomputed"  # a lane's gradient is not what other nodes come to
     OTHER_FILES = "other_files"  # it has read another model than the others have, under the same name
     UNKEPT = "unkept"  # its node's vault has not taken its state
     BAD_ACCESS = "bad_access"
@@ -243,7 +244,7 @@ MISTAKES = frozenset({
 
 #: Exceptions of the runtime's own, which are not the program's.
 OURS: Mapping[str, Sign] = {
-    "Diverged": Sign.DIVERGED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
+    "Diverged": Sign.DIVERGED, "Miscomputed": Sign.MISCOMPUTED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
 }  # fmt: skip
 
 

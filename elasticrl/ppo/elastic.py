@@ -54,6 +54,7 @@ class ElasticRun:
         inexact = any(strategy_of(base.tree, role) == "deepspeed" for role in ("actor", "critic"))
         self.joins: Joins = "all" if inexact else "most" if self.lockstep else "none"
         base.parts_per_lane = parts
+        base.lends(lambda lane: self.buffer.rows[lane], self._borrow)
         base.register(buffer=BufferPart(self.buffer, lambda: base.carried, lanes=base.tree.lanes.count))
 
     @property
@@ -128,8 +129,16 @@ class ElasticRun:
         parts = self.base.parts_per_lane
         for number, lane in enumerate(self.base.passes(role)):
             self._lane = lane
-            yield lane.index // parts, number % parts, lane.tally  # a ghost plays the parts that the others have then
+            part = (lane.index if lane.again else number) % parts
+            yield lane.index // parts, part, lane.tally  # a ghost plays the parts that the others have then
             lane.done()
+
+    def _borrow(self, lane: int, rows: Mapping[str, torch.Tensor] | None) -> None:
+        """What a lane that is carried elsewhere is computed from, for the time of an audit."""
+        if rows is None:
+            self.buffer.rows.pop(lane, None)
+        else:
+            self.buffer.rows[lane] = dict(rows)
 
     def leave_out(self) -> None:
         """As Run's."""

@@ -271,7 +271,7 @@ class Trainer:
                 with self.run.part(f"{role}_update"):
                     said = Tally()
                     for lane, part, tally in self.run.passes(role):
-                        its = cut[lane][number]
+                        its = (cut.get(lane) or self._cut(lane))[number]  # a lane that is audited is carried elsewhere
                         if part < max(len(its), passes[number]):
                             rows = self._take(buffer.rows[lane], its[part] if part < len(its) else nothing(self.sizes))
                             with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):

@@ -28,7 +28,7 @@ from elasticrl.runtime.strategy import Point, Strategy, gather
 from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from torch.utils.hooks import RemovableHandle
 
@@ -61,6 +61,8 @@ class Replicated(Strategy):
 
     A lane is one backward pass: whoever wants smaller ones takes more lanes.
     """
+
+    listens = True
 
     def __init__(
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
@@ -105,6 +107,8 @@ class Replicated(Strategy):
             torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=self.wire) for part in self._parts
         ]
         self._spare: list[list[_Row]] = [[] for _ in self.buckets]
+        self._names = [name for bucket in self.buckets for name, _, _ in bucket.params]
+        self._heard: dict[int, dict[int, int]] = {}  # by leaf and parameter
         for param in self.params:
             param.grad = None
         self._start()
@@ -170,15 +174,28 @@ class Replicated(Strategy):
         """Autograd has this parameter's gradient for this pass. Called for each one in each pass, so it does little."""
         b, j = self._index[i]
         filling = self._filling[b]
-        if j not in filling.missing:
+        leaf = self.turn.lane if self.turn is not None else -1
+        twice = i in self._heard[leaf] if self.repeats else j not in filling.missing
+        if twice:
             raise RuntimeError(
                 f"lane {self.turn.lane} ran backward twice; a lane is one backward pass: take more lanes instead"
                 if self.turn is not None
                 else "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
             )
         assert param.grad is not None
-        self._collect(b, j, param.grad)
+        if leaf in self._heard:
+            self._heard[leaf][i] = digest_of(param.grad.reshape(-1), 0, "grad", self._names[i])
+        if not self.repeats:
+            self._collect(b, j, param.grad)
         param.grad = None
+
+    def listen(self, leaves: Iterable[int]) -> None:
+        """As Strategy.listen."""
+        self._heard = {leaf: {} for leaf in leaves}
+
+    def heard(self, leaf: int) -> int:
+        """As Strategy.heard. A parameter without a gradient counts as one whose gradient is 0."""
+        return sum(self._heard[leaf].values()) & MASK
 
     def _collect(self, b: int, j: int, grad: torch.Tensor | None) -> None:
         filling = self._filling[b]
@@ -276,6 +293,7 @@ class Replicated(Strategy):
 
     def _start(self) -> None:
         self._filling = [_Filling(Fold(self.deal.lanes, partial(self._join, b))) for b in range(len(self.buckets))]
+        self._heard = {}
         self._works: list[dist.Work] = []
         self._sent = 0
 

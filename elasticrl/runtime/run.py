@@ -38,6 +38,7 @@ from elasticrl.contract.beats import Beat, Stage
 from elasticrl.contract.model import OUTSIDE, STATES
 from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.agree import exchange
+from elasticrl.runtime.audited import Rows
 from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
 from elasticrl.runtime.data.cursor import SampleId
@@ -158,6 +159,13 @@ class Run:
         """One of what `train` was given."""
         return self._given.role(name)
 
+    def lends(self, give: Callable[[int], Rows], take: Callable[[int, Rows | None], None]) -> None:
+        """For who keeps what a lane's passes are made from: a lane that is computed twice (`audit.lanes`) needs it on another
+        rank too. `give(lane)` returns its tensors by name, `take(lane, rows)` puts them where the passes look, and
+        `take(lane, None)` takes them away again.
+        """
+        self._given.audits.give, self._given.audits.take = give, take
+
     def on_let_go(self, call: Callable[[], None]) -> None:
         """`call` is called between two generations, before the next one's models are built: for who keeps one of those that
         `model` or `role` gave. With `fsdp` and `deepspeed` there would be two of it in memory.
@@ -248,6 +256,11 @@ class Run:
     @property
     def carried(self) -> Sequence[int]:
         """The lanes that are here in this generation."""
+        self._given.audits.by_itself = True
+        return self._carried
+
+    @property
+    def _carried(self) -> Sequence[int]:
         return self._generation.deal.carried[self._generation.place.rank] if self._generation else (0,)
 
     @property
@@ -431,7 +444,7 @@ class Run:
                 self._sealing, self._refused, generation.trains = sealing, 0, True
                 say(
                     f"generation {place.generation}: rank {place.rank} of {place.world}, lanes "
-                    f"{', '.join(map(str, self.carried))}, from step {sealing.now} ({self.timeline})"
+                    f"{', '.join(map(str, self._carried))}, from step {sealing.now} ({self.timeline})"
                 )
                 return sealing
             generation.leave()

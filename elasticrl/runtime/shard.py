@@ -118,7 +118,7 @@ class Shard:
     def apply(self, *, scale: float, lr_factor: float = 1.0, halfway: Callable[[], None] = lambda: None) -> None:
         """Writes the next version from this one and scale * gradient."""
         assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor given up"
-        runs = self._runs()
+        runs = self.runs_of(self.rank)
         self._other = None
         for i, (rule, start, stop) in enumerate(runs):
             if i == len(runs) // 2:
@@ -156,12 +156,13 @@ class Shard:
             for i, row in enumerate(self.rows)
         }
 
-    def _runs(self) -> list[tuple[Rule, int, int]]:
-        """The shard, cut only where the rule changes. Runs begin at whole units and take padding along: zeros stay zero."""
-        if not self.pieces:  # more ranks than there are rows to shard
+    def runs_of(self, rank: int) -> list[tuple[Rule, int, int]]:
+        """A rank's shard, cut only where the rule changes. Runs begin at whole units and take padding along: 0 stays 0."""
+        pieces = self.layout.pieces[rank]
+        if not pieces:  # more ranks than there are rows to shard
             return []
         starts: list[tuple[Rule, int]] = []
-        for piece in sorted(self.pieces, key=lambda piece: piece.at):
+        for piece in sorted(pieces, key=lambda piece: piece.at):
             rule = self._rule_of(piece.name)
             assert piece.at % UNIT == 0, piece
             if not starts or starts[-1][0] != rule:

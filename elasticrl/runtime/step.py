@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from elasticrl.runtime import alike
+from elasticrl.runtime import alike, audited
 from elasticrl.runtime.interrupt import GangError
+from elasticrl.runtime.lanes import Turn
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.version import Version
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elasticrl.runtime.data.cursor import SampleId
-    from elasticrl.runtime.lanes import Turn
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.sealing import Sealing
@@ -66,6 +66,7 @@ class Lane:
         self.streams = streams.at(lane=turn.lane)
         self._body = body
         self.over = False
+        self.again = False  # it counts elsewhere, and is computed here to be compared
 
     @contextmanager
     def rng(self, purpose: str) -> Iterator[None]:
@@ -112,6 +113,7 @@ class Body:
         self._changed = False  # an update since the newest state that was kept, after which it could be taken up
         self._lane: Lane | None = None
         self._role = ""  # whose lane it is
+        self._drew = False  # it has asked for its samples by its number
         self.keeper.loose()
 
     def passes(self, role: str) -> Iterator[Lane]:
@@ -127,15 +129,31 @@ class Body:
                 self.sealing.settle()
                 self._keep()
             streams = self.progress.streams(generation.worker.context.tree.job.seed)
+            audit = audited.audit_of(generation, self.given.audits, strategy, self.progress, role)
             for turn in strategy.turns:
                 generation.flag.check(f"lane {turn.lane}")
-                self._role = role
-                self._lane = lane = Lane(self, turn, strategy.begin(turn), streams)
-                yield lane
+                lane, self._drew = Lane(self, turn, strategy.begin(turn), streams), False
+                yield from self._turn(role, lane)
                 if generation.cut:
                     return
-                if not lane.over:
-                    raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
+                if audit is not None:
+                    audit.made(lane.index, lane.tally, drew=self._drew)
+            if audit is None:
+                return
+            for leaf in audit.again():
+                lane = Lane(self, Turn(lane=leaf, ghost=True), strategy.repeat(leaf), streams)
+                lane.again = True
+                with lane.streams.ambient("audit"):  # what is drawn outside of the lane's own streams leaves no trace
+                    yield from self._turn(role, lane)
+                if generation.cut:
+                    return
+                audit.made(leaf, lane.tally, drew=True)
+
+    def _turn(self, role: str, lane: Lane) -> Iterator[Lane]:
+        self._role, self._lane = role, lane
+        yield lane
+        if not self.generation.cut and not lane.over:
+            raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
 
     def leave_out(self) -> None:
         """The lane's turn has no backward pass."""
@@ -156,6 +174,7 @@ class Body:
         draws = cursor.walk.draws
         ids = cursor.ids(progress.step, progress.update % draws, lane.index // self.generation.parts_per_lane)
         lane.used(ids, turn=progress.update // draws)
+        self._drew = True
         return ids
 
     def updates(self, count: int) -> Iterator[int]:
@@ -179,11 +198,19 @@ class Body:
             if not skips:
                 alike.check_finite(odd, self.progress)
             live = [role.live for role in self.given.roles.values()]
-            for strategy in live:
+            for name, role in self.given.roles.items():
                 if odd:
-                    strategy.skip()
+                    role.live.skip()
                 else:
-                    strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+                    audited.applied(
+                        self.generation,
+                        role.live,
+                        self.progress,
+                        name,
+                        scale=scale,
+                        max_norm=max_norm,
+                        lr_factor=lr_factor,
+                    )
             for strategy in live:
                 strategy.publish()
             for strategy in live:
@@ -193,6 +220,8 @@ class Body:
                 self.sealing.worker.say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
                 found = {name: replace(reduced, skipped=True) for name, reduced in found.items()}
             self._count(skipped=bool(odd))
+            for name, role in self.given.roles.items():
+                audited.note(self.generation, role.live, self.progress, name)
             self._changed = self._counted if keeps is None else keeps
         return None if self.generation.cut else found
 

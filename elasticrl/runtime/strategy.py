@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -28,12 +28,13 @@ import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, Digest, signed
 from elasticrl.runtime.group import settle
+from elasticrl.runtime.lanes import Turn
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.scalars import Tally, total
 from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
-    from elasticrl.runtime.lanes import Deal, Turn
+    from elasticrl.runtime.lanes import Deal
     from elasticrl.runtime.shard import Shard
 
 # Where a chaos test may stop a rank, in the order they are passed. "reduce", "apply" and "gather" are in the middle of it.
@@ -61,6 +62,7 @@ class Strategy(ABC):
     """The common part. `group` is None for a world of one."""
 
     model: torch.nn.Module  # as it computes
+    listens = False  # it can digest a lane's gradient before that is added to others'
     _shard: Shard  # both are known once the subclass has the model
     _device: torch.device
 
@@ -69,9 +71,13 @@ class Strategy(ABC):
         self.deal, self.rank, self.group, self.point = deal, rank, group, point
         self.turn: Turn | None = None
         self.left_out = False  # there is no backward pass in it
+        self.repeats = False  # it is made once more, and nothing of it is added to anything
         self._tallies: dict[int, Tally] = {}
         self._done: list[int] = []
         self._reduced: Reduced | None = None
+        self.noted: tuple[int, int] | None = (
+            None  # a version of the shard, and the sum of its digest when it was sealed
+        )
 
     @property
     def shard(self) -> Shard:
@@ -99,6 +105,20 @@ class Strategy(ABC):
             self._tallies[turn.lane] = tally
         return tally
 
+    def repeat(self, leaf: int) -> Tally:
+        """The backward pass that follows was made elsewhere, and counts there. Returns a tally that is thrown away."""
+        assert self.turn is None, f"lane {self.turn} is not done"
+        self.turn, self.repeats = Turn(lane=leaf, ghost=True), True
+        return Tally()
+
+    def listen(self, leaves: Iterable[int]) -> None:
+        """The gradients of these leaves are digested when they are made."""
+        raise NotImplementedError
+
+    def heard(self, leaf: int) -> int:
+        """The digest of the gradient that this leaf came to."""
+        raise NotImplementedError
+
     def leave_out(self) -> None:
         """There is no backward pass in this turn, where passes are collectives on no rank: the lane's gradient is 0."""
         self.left_out = True
@@ -106,9 +126,10 @@ class Strategy(ABC):
     def done(self) -> None:
         """The lane's gradient is complete."""
         assert self.turn is not None, "done() without begin()"
-        self._finish(self.turn)
-        self._done.append(self.turn.lane)
-        self.turn, self.left_out = None, False
+        if not self.repeats:
+            self._finish(self.turn)
+            self._done.append(self.turn.lane)
+        self.turn, self.left_out, self.repeats = None, False, False
 
     def reduce(self, notes: Sequence[float] = ()) -> Reduced:
         """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.runtime.audited import Audits
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts, Replicated
@@ -93,6 +94,7 @@ class Registered:
         self.roles: dict[str, Trained] = {}
         self.others: dict[str, Part] = {}
         self.cursor: Cursor | None = None
+        self.audits = Audits()
         self.asked: int | None = None  # so many steps, by the script or the file; None: as many as there are data for
         self.letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self.parts = Parts()  # all of the state, as this generation keeps it

@@ -1,5 +1,6 @@
 """The whole thing: daemons, agents, vaults, and a real trainer under `runtime.join`; killed, and the same bits at the end."""
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ import pytest
 from chaos.live.local import Job
 from chaos.live.proc import command_line
 from elasticrl.cli.find import left_behind
+from elasticrl.runtime.audit import drawn
+from elasticrl.runtime.lanes import Deal
 from tests.daemon.runtime_kit import NODES, PROGRAM, ends_as_if_undisturbed
 
 
@@ -220,3 +223,29 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_alone():
         assert said["reason"].startswith(f"127.0.0.1:{port}: Address already in use; "), said
         assert not job.events("n1", "metrics.refused")
         assert job.metrics("n1")
+
+
+def test_a_node_that_computes_wrongly_is_named_and_kept_out_and_no_bit_of_it_is_in_the_job(tmp_path: Path):
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "membership": {"min_nodes": 2},
+        "audit": {"lanes": "1"},
+        "lanes": {"digest": "full"},
+    }
+    lanes = {step: drawn(7, "model", step, 0, lanes=12, rate="1") for step in range(30, 60)}
+    step = next(step for step, lane in lanes.items() if lane in Deal.contiguous(12, 3).carried[1])
+    fault = tmp_path / "fault"
+    fault.write_text(json.dumps({"step": step, "rank": 1, "do": "gradient", "lane": lanes[step], "ever": True}))
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", "--faults", str(fault))) as job:
+        job.start(*NODES)
+        job.until_steps(3, within_s=90.0, count=3)
+        (bad,) = {line.node for line in job.sealed() if line.rank == 1}
+        job.until(lambda: told_as(job, bad) == "quarantined", 120.0, "the node that computes wrongly is kept out")
+        job.until_steps(2, after=time.monotonic(), within_s=60.0, count=3)
+        seen = job.ask("n0", "status")
+        assert [row["node"] for row in seen["rows"] if row["state"] == "quarantined"] == [bad]
+        verdicts = [line for line in job.events(bad) if line["event"] == "verdict.found"]
+        assert [line["fault"] for line in verdicts] == ["divergence"]
+        assert bad in str(verdicts[0])
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path)

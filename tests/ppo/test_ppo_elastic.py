@@ -224,3 +224,17 @@ def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_th
             gang.plan("n0")
             gang.until_done()
             assert outcome(gang) == killed, "it was trained on something else than what was recorded"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_lane_of_each_update_is_computed_on_two_nodes_and_costs_no_bit(
+    tmp_path: Path, mixed_lengths, world: int
+) -> None:
+    conf, alone = mixed_lengths
+    with nodes(tmp_path, {**conf, "audit": {"lanes": "1"}}) as gang:
+        gang.plan(*(f"n{i}" for i in range(world)))
+        workers = dict(gang.workers)
+        gang.until_done()
+        assert outcome(gang) == alone
+        assert all("audit.lanes: a lane was computed twice" in worker.text for worker in workers.values())
+        assert not any("silent corruption" in worker.text for worker in workers.values())

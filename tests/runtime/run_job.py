@@ -4,6 +4,9 @@ It writes one line to the history for each step that it knows to be sealed, and 
 
     {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
      "at": "lane" | "update" | "further" | "third" | "after"}
+
+A broken device does "weight", "activation" or "gradient": one bit is wrong in the pass of `lane`, or for `ever` in each. In a
+"moment" of the optimizer it is wrong once, by a "rule" in each update.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import signal
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,6 +36,8 @@ from elasticrl.runtime.run import Run
 
 built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
+wrong: list[Callable[[], None]] = []  # makes a broken device whole again
+ever = False  # it is broken for ever
 
 
 def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
@@ -96,7 +102,7 @@ def main() -> None:
             for number in run.updates(args.updates) if args.counted else range(args.updates):
                 for lane in run.lanes():
                     points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
-                    misbehave(args.faults, step, run, "lane")
+                    misbehave(args.faults, step, run, "lane", lane.index)
                     time.sleep(slow_s)
                     with lane.rng("dropout"):
                         truth = torch.tensor(labels, device=device)
@@ -105,6 +111,8 @@ def main() -> None:
                     loss = loss.detach()  # its graph holds the model
                     lane.tally.add(loss=loss.item())
                     lane.done()
+                    if wrong and not ever:
+                        wrong.pop()()
                 if args.long and run.rank == 0 and step == args.long[0]:
                     time.sleep(args.long[1])  # each time it comes to it, as an evaluation does
                 misbehave(args.faults, step, run, ("update", "further", "third")[number])
@@ -129,12 +137,13 @@ def tell(run: Run, history: str, told: int) -> int:
     return run.sealed
 
 
-def misbehave(path: str, step: int, run: Run, at: str) -> None:
+def misbehave(path: str, step: int, run: Run, at: str, lane: int | None = None) -> None:
     try:
         fault = json.loads(Path(path).read_text())
     except OSError:  # none is given, none is due, or its rank has just taken it
         return
-    if fault["rank"] != run.rank or fault["step"] > step or fault.get("at", "lane") != at:
+    odd = fault.get("lane", lane) != lane
+    if fault["rank"] != run.rank or fault["step"] > step or fault.get("at", "lane") != at or odd:
         return
     Path(path).unlink()
     match fault["do"]:
@@ -152,8 +161,59 @@ def misbehave(path: str, step: int, run: Run, at: str) -> None:
             torch.distributed.broadcast(torch.zeros(7), src=(run.rank + 1) % run.world)
         case "slow":
             globals()["slow_s"] = 0.05
+        case "weight" | "activation" | "gradient" | "moment" | "rule":
+            globals()["ever"] = fault.get("ever", False)
+            wrong.append(BREAKS[fault["do"]](run))
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
             next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
+
+
+def flip(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32)[5] ^= 1 << 20
+
+
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    """The same with one bit wrong."""
+    bad = tensor.detach().clone()
+    flip(bad.view(-1))
+    return tensor + (bad - tensor.detach())
+
+
+def bad_weight(run: Run) -> Callable[[], None]:
+    """While a pass goes forward."""
+    weight = next(run.model.parameters()).data.view(-1)
+    hooks = [
+        run.model.register_forward_pre_hook(lambda *_: flip(weight)),
+        run.model.register_forward_hook(lambda *_: flip(weight)),
+    ]
+    return lambda: [hook.remove() for hook in hooks] and None
+
+
+def bad_activation(run: Run) -> Callable[[], None]:
+    return run.model[1].register_forward_hook(lambda _m, _i, out: flipped(out)).remove
+
+
+def bad_gradient(run: Run) -> Callable[[], None]:
+    return next(run.model.parameters()).register_hook(flipped).remove
+
+
+def bad_moment(run: Run) -> Callable[[], None]:
+    """In the memory of the shard."""
+    flip(run.role("model").live.shard.state[1])
+    return lambda: None
+
+
+def bad_rule(run: Run) -> Callable[[], None]:
+    """In each update, each time alike."""
+    shard = run.role("model").live.shard
+    right = shard.apply
+    shard.apply = lambda **how: (right(**how), flip(shard.next[1]))
+    return lambda: None
+
+
+BREAKS = {
+    "weight": bad_weight, "activation": bad_activation, "gradient": bad_gradient, "moment": bad_moment, "rule": bad_rule,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
     ("cause", "own", "sign"),
     [
         ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
+        ("exit code 1: Miscomputed: lane 3 of update 0 of step 12 (model)", True, Sign.MISCOMPUTED),
         ("exit code 1: OtherFiles: The frozen weights of ref are others", True, Sign.OTHER_FILES),
         ("exit code 1: VaultError: The snapshot of step 16.0 was not copied within 20 s.", True, Sign.UNKEPT),
         ("exit code 1: ValueError: bad prompt", True, Sign.PROGRAM),
@@ -813,6 +814,11 @@ def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_p
     ("cause", "fault", "remedy"),
     [
         ("Diverged: memory corrupts data", Fault.DIVERGENCE, "have memory and processor tested"),
+        (
+            "Miscomputed: lane 3 of update 0 of step 12 (model)",
+            Fault.DIVERGENCE,
+            "have GPU, memory and processor tested",
+        ),
         ("OtherFiles: The frozen weights of ref are others", Fault.VERSION_MISMATCH, "Give every node the same files"),
     ],
 )

@@ -113,6 +113,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",
         "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
+    Sign.MISCOMPUTED: Meaning(
+        Fault.DIVERGENCE, _HIGH, "comes to other bits than other nodes from the same input: silent data corruption",
+        "Keep its node out and have GPU, memory and processor tested (dcgmi diag, memtest). Earlier steps may hold its wrong "
+        "bits too: if you find out when the fault began, go back to a checkpoint from before that.",
+        "the program's lanes depend on who computes them, or use something that is not deterministic",
+    ),
     Sign.OTHER_FILES: Meaning(
         Fault.VERSION_MISMATCH, _HIGH, "has read other model files than its peers, or than the job until now",
         "Give every node the same files of the model that the line names, best in a folder; then let its node back "
@@ -310,8 +316,9 @@ SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an 
 #: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
 OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.
-LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED, Sign.OTHER_FILES})
+LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED, Sign.MISCOMPUTED, Sign.OTHER_FILES})
 #: Ends and silences that have nothing to do with how much room a disk has.
 PLAIN = frozenset({
-    Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED, Sign.OTHER_FILES,
+    Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED,
+    Sign.MISCOMPUTED, Sign.OTHER_FILES,
 })  # fmt: skip
