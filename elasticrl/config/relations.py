@@ -99,6 +99,11 @@ def _world(t: Tree) -> int:
     return t.membership.max_nodes * t.node.workers
 
 
+def _teams(t: Tree) -> int:
+    """The most that lanes may ever be dealt to."""
+    return _world(t) // t.model.tp
+
+
 def _ours(t: Tree) -> bool:
     """The trainer that comes with elasticrl runs, so that ppo, model, data, reward and rollout are read."""
     return t.job.program == OUR_TRAINER
@@ -465,14 +470,44 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
-        keys=("lanes.count", "membership.max_nodes", "node.workers", "job.level"),
-        rule="must be at least the largest world: max_nodes x node.workers",
-        broken=lambda t: _exact(t) and t.lanes.count < _world(t),
-        values=lambda t: f"{t.lanes.count} lanes are fewer than {_world(t)} workers",
-        remedy=lambda t: (
-            f"Raise lanes.count to {_world(t)} before the job starts, or lower max_nodes to "
-            f"{max(1, t.lanes.count // t.node.workers)}."
+        keys=("lanes.count", "membership.max_nodes", "node.workers", "model.tp", "job.level"),
+        rule="must be at least the largest world: max_nodes x node.workers, over model.tp",
+        broken=lambda t: _exact(t) and t.lanes.count < _teams(t),
+        values=lambda t: (
+            f"{t.lanes.count} lanes are fewer than {_teams(t)} {'workers' if t.model.tp == 1 else 'teams of workers'}"
         ),
+        remedy=lambda t: (
+            f"Raise lanes.count to {_teams(t)} before the job starts, or lower max_nodes to "
+            f"{max(1, t.lanes.count * t.model.tp // t.node.workers)}."
+        ),
+    ),
+    Relation(
+        keys=("model.tp", "node.workers", "job.level"),
+        rule="must divide node.workers, because a team's workers are on one node",
+        broken=lambda t: _exact(t) and t.node.workers % t.model.tp != 0,
+        values=lambda t: f"{t.node.workers} workers of a node are no teams of {t.model.tp}",
+        remedy=lambda t: f"Set node.workers: {_multiple(t.node.workers, t.model.tp)}, or another tp.",
+    ),
+    Relation(
+        keys=("model.tp", "job.level"),
+        rule="must be 1 below job.level exact, where a script shares models out among its workers by itself",
+        broken=lambda t: not _exact(t) and t.model.tp > 1,
+        values=lambda t: f"it is {t.model.tp} at job.level {t.job.level}",
+        remedy="Leave tp out, or set job.level: exact.",
+    ),
+    Relation(
+        keys=("model.tp", "model.strategy", "job.level"),
+        rule="must be 1 with a strategy other than replicated, which no team has learned yet",
+        broken=lambda t: _exact(t) and t.model.tp > 1 and t.model.strategy != "replicated",
+        values=lambda t: f"it is {t.model.tp}, and model.strategy is {t.model.strategy}",
+        remedy="Set model.strategy: replicated, or tp: 1.",
+    ),
+    Relation(
+        keys=("model.tp", "job.program"),
+        rule="must be 1 with elasticrl.ppo, which gives each worker a whole model; scripts under elasticrl.runtime have teams",
+        broken=lambda t: _ours(t) and t.model.tp > 1,
+        values=lambda t: f"it is {t.model.tp}",
+        remedy="Set tp: 1, and model.strategy: fsdp for a model that is too large for a worker.",
     ),
     Relation(
         keys=("lanes.exact", "model.strategy", "placement.actor.strategy", "placement.critic.strategy", "job.program"),

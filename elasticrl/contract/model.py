@@ -92,6 +92,7 @@ class Plan:
     )
     rung: Rung = Rung.START
     lanes: int = 1  # of the whole job; `deal` gives each rank its range
+    team: int = 1  # so many consecutive ranks carry lanes together, as one
     endpoint: str = ""  # host:port of the TCPStore in which this generation meets
     causes: tuple[Cause, ...] = ()  # why it was made, what came first first
     strike: Strike | None = None

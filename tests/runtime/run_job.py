@@ -29,6 +29,7 @@ from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.run import Run
+from elasticrl.runtime.team import local
 
 built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
@@ -44,6 +45,23 @@ def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def whole() -> nn.Sequential:
+    """What a team shares, as one process has it."""
+    return nn.Sequential(
+        nn.Linear(24, 68), nn.GELU(), nn.Dropout(0.1), nn.Linear(68, 67), nn.LayerNorm(67), nn.Dropout(0.1),
+        nn.Linear(67, 5),
+    )  # fmt: skip
+
+
+def shared(mesh: DeviceMesh) -> nn.Module:
+    """Cut evenly and unevenly, by rows and by columns, and not cut."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "3": RowwiseParallel(), "6": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(whole(), mesh["tp"], plan, src_data_rank=None)
 
 
 def main() -> None:
@@ -75,7 +93,8 @@ def main() -> None:
         )
         schedule = Warmup()
         device = run.context.device
-        model = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
+        model: Any = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
+        model = shared if run.tree.model.tp > 1 else model
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":
@@ -153,7 +172,7 @@ def misbehave(path: str, step: int, run: Run, at: str) -> None:
         case "slow":
             globals()["slow_s"] = 0.05
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
-            next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
+            local(next(run.model.parameters())).data.view(-1).view(torch.int32)[5] ^= 1 << 20
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""Teams: a model that several workers of a node share has the same bits for any number of teams, through any faults."""
+
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import run_job
+from gang_kit import Nodes, digests
+
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.shelf import newest_good
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 10
+
+
+def gang(folder: Path, teams: int, *, steps: int = STEPS, **options: object) -> Nodes:
+    """Nodes of one worker each, of which two in turn are a team: with two copies, as a team that leaves takes two of them."""
+    conf = {"model": {"tp": 2}, "node": {"workers": 2}}
+    return Nodes(folder, steps=steps, copies=min(2, 2 * teams - 1), conf=conf, **options)
+
+
+def names(teams: int) -> list[str]:
+    return [f"n{i}" for i in range(2 * teams)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    folder = tmp_path_factory.mktemp("one")
+    with gang(folder, 1) as nodes:
+        nodes.plan(*names(1))
+        nodes.until_done()
+        found = audit(nodes.run_dir)
+        assert found.ok, found.sentence
+        return digests(nodes.run_dir)
+
+
+@pytest.mark.parametrize("teams", [2, 3])
+def test_any_number_of_teams_makes_the_same_bits(tmp_path: Path, undisturbed, teams: int):
+    with gang(tmp_path, teams) as nodes:
+        nodes.plan(*names(teams))
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+        found = audit(nodes.run_dir)
+        assert found.ok, found.sentence
+        assert found.steps == STEPS
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, seed: int):
+    chance = random.Random(seed)
+    deck = ["worker", "worker", "both", "leave", "join"]
+    chance.shuffle(deck)
+    with gang(tmp_path, 2, step_ms=30.0) as nodes:
+        present = names(2)
+        nodes.plan(*present)
+        for drawn in deck:
+            nodes.until_new(1)
+            team = 2 * chance.randrange(len(present) // 2)
+            do = "worker" if drawn == "leave" and len(present) == 2 else drawn
+            if do == "worker":
+                nodes.kill_worker(chance.choice(present))
+            elif do == "both":
+                nodes.kill_worker(present[team])
+                nodes.kill_worker(present[team + 1])
+            elif do == "leave":
+                del present[team : team + 2]
+            else:
+                present += [node for node in names(4) if node not in present][:2]
+            nodes.plan(*present)
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+        found = audit(nodes.run_dir)
+        assert found.ok, found.sentence
+
+
+def test_what_teams_save_are_whole_parameters(tmp_path: Path, undisturbed):
+    """A checkpoint of two teams reads as one of a model that nobody shares, and one team goes on from it."""
+    with gang(tmp_path, 2, steps=5) as nodes:
+        nodes.plan(*names(2))
+        nodes.until_done()
+        saved = newest_good(place(nodes.run_dir), commit=None, uncommitted=True)
+        assert saved is not None
+    with open_checkpoint(place(nodes.run_dir), saved.manifest.name) as source:
+        shapes = {name: tuple(param.shape) for name, param in run_job.whole().named_parameters()}
+        assert {name: piece.shape for name, piece in source.wholes("model.").items()} == {
+            f"model.{name}": shape for name, shape in shapes.items()
+        }
+        elements = sum(piece.numel for piece in source.pieces if piece.name.startswith("model."))
+        assert elements == sum(math.prod(shape) for shape in shapes.values()), "a part of the model is kept twice"
+        assert saved.manifest.facts.tp == 2
+    shutil.rmtree(tmp_path / "vault")
+    with gang(tmp_path, 1) as nodes:
+        nodes.generation = 5
+        nodes.resume = 5
+        nodes.plan(*names(1))
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+
+
+def test_a_flipped_bit_of_one_member_is_found(tmp_path: Path):
+    with gang(tmp_path, 2, step_ms=30.0) as nodes:
+        nodes.fault(step=3, rank=2, do="corrupt", at="after")
+        nodes.plan(*names(2))
+        nodes.until(
+            lambda: "memory or processor of this node corrupts" in nodes.workers["n2"].text, "the finding", 60.0
+        )
