@@ -10,7 +10,7 @@ from itertools import combinations
 from math import ceil, gcd
 from os import fsencode
 from socket import gethostname
-from typing import Literal
+from typing import Any, Literal
 
 from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.base.value import dataclass
@@ -97,6 +97,29 @@ _CAPS = (*(key for key in leaves(Tree) if key.startswith("timeouts.phase.")), "t
 def _world(t: Tree) -> int:
     """The most workers that may ever train together."""
     return t.membership.max_nodes * t.node.workers
+
+
+_NO_TEAMS = (
+    "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
+    "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
+    "placement.ref.strategy", "placement.reward.strategy",
+)  # fmt: skip
+
+
+def _beyond_teams(t: Tree) -> list[str]:
+    """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
+    by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
+    """
+    usual = {"rollout.engine": "torch", "model.lora.rank": 0}
+    off = {None, "none", "replicated"}
+    found: list[str] = []
+    for key in _NO_TEAMS:
+        value: Any = t
+        for word in key.split("."):
+            value = getattr(value, word)
+        if value != usual[key] if key in usual else value not in off:
+            found.append(f"{key}: {value}")
+    return found
 
 
 def _teams(t: Tree) -> int:
@@ -503,11 +526,13 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set model.strategy: replicated, or tp: 1.",
     ),
     Relation(
-        keys=("model.tp", "job.program"),
-        rule="must be 1 with elasticrl.ppo, which gives each worker a whole model; scripts under elasticrl.runtime have teams",
-        broken=lambda t: _ours(t) and t.model.tp > 1,
-        values=lambda t: f"it is {t.model.tp}",
-        remedy="Set tp: 1, and model.strategy: fsdp for a model that is too large for a worker.",
+        keys=("model.tp", "job.program", *_NO_TEAMS),
+        rule="must be 1 with what elasticrl.ppo cannot do in teams yet",
+        broken=lambda t: _ours(t) and t.model.tp > 1 and bool(_beyond_teams(t)),
+        values=lambda t: f"it is {t.model.tp}, with {', '.join(_beyond_teams(t))}",
+        remedy=lambda t: (
+            f"Set tp: 1, or leave {', '.join(said.split(':')[0] for said in _beyond_teams(t))} at its default."
+        ),
     ),
     Relation(
         keys=("lanes.exact", "model.strategy", "placement.actor.strategy", "placement.critic.strategy", "job.program"),

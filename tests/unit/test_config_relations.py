@@ -268,11 +268,11 @@ CASES = [
     ),
     Case(
         "model.tp",
-        "must be 1 with elasticrl.ppo",
-        ["node.workers=2", "model.tp=2", "lanes.count=16"],
-        "it is 2",
-        ["model.tp=1"],
-        "Set tp: 1, and model.strategy: fsdp",
+        "in teams yet",
+        ["node.workers=2", "model.tp=2", "model.lora.rank=4"],
+        "it is 2, with model.lora.rank: 4",
+        ["model.lora.rank=0"],
+        "or leave model.lora.rank at its default",
     ),
     Case(
         "lanes.exact",
