@@ -100,7 +100,7 @@ def _world(t: Tree) -> int:
 
 
 _NO_TEAMS = (
-    "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
+    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.reward.strategy",
 )  # fmt: skip
@@ -520,10 +520,10 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("model.tp", "model.strategy", "job.level"),
-        rule="must be 1 with a strategy other than replicated, which no team has learned yet",
-        broken=lambda t: _exact(t) and t.model.tp > 1 and t.model.strategy != "replicated",
+        rule="must be 1 with the strategy deepspeed, which knows no teams",
+        broken=lambda t: _exact(t) and t.model.tp > 1 and t.model.strategy == "deepspeed",
         values=lambda t: f"it is {t.model.tp}, and model.strategy is {t.model.strategy}",
-        remedy="Set model.strategy: replicated, or tp: 1.",
+        remedy="Set model.strategy: fsdp, or tp: 1.",
     ),
     Relation(
         keys=("model.tp", "job.program", *_NO_TEAMS),

@@ -162,6 +162,11 @@ class Plan:
         """The number of ranks."""
         return sum(seat.slots for seat in self.seats)
 
+    @property
+    def carriers(self) -> int:
+        """Among so many its lanes are dealt: ranks, or teams of them."""
+        return self.world // self.team
+
     @cached_property
     def node_of(self) -> Mapping[int, str]:
         """Where each rank runs."""

@@ -13,7 +13,7 @@ import torch
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
-from elasticrl.runtime.team import AXIS
+from elasticrl.runtime.team import ACROSS, AXIS
 from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -42,7 +42,7 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
     for name, role in given.roles.items():
         shard = held.pop(name, None)
-        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp"
+        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp" and generation.team is None
         role.strategy = strategy_for(name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills)
         generation.fills = False
         if shard is not None and role.strategy.shard is shard and count is not None:
@@ -72,13 +72,21 @@ def strategy_for(
         return model
 
     if team is not None:
-        if kind != "replicated":
-            raise Misuse(f"The strategy of {name} is {kind}, and teams (model.tp: {team.size}) have replicated alone.")
+        if kind == "deepspeed":
+            raise Misuse(f"The strategy of {name} is {kind}, which knows no teams (model.tp: {team.size}): set fsdp.")
         if isinstance(given, torch.nn.Module):
             raise Misuse(
                 f"model.tp is {team.size}, so a team shares the model of {name}: register a function of the DeviceMesh that "
-                f'returns the model with parallelize_module applied over mesh["{AXIS}"], and use run.model.'
+                f'returns the model with parallelize_module applied over mesh["{AXIS}"] (and for fsdp then fully_shard over '
+                f'mesh["{ACROSS}"]), and use run.model.'
             )
+        if kind == "fsdp":
+            from elasticrl.runtime.fsdp import Fsdp
+
+            return Fsdp(
+                build, role.rule_of, deal=deal, rank=team.number, group=team.across, device=device, shard=shard, offload=host,
+                team=team,
+            )  # fmt: skip
         return Replicated(
             build(team.mesh(device)), role.rule_of, deal=deal, rank=team.number,
             group=team.across if deal.world > 1 else None, bucket_bytes=bucket_bytes, shard=shard, offload=host, team=team,

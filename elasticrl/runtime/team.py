@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elasticrl.contract.orders import Place
 
 AXIS = "tp"  # the mesh's, for parallelize_module
+ACROSS = "dp"  # the other one's, for fully_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,14 @@ class Team:
         from torch.distributed.device_mesh import DeviceMesh
 
         return DeviceMesh.from_group(self.group, device, mesh_dim_names=(AXIS,))
+
+    def grid(self, device: str) -> DeviceMesh:
+        """Of all teams: its axis `dp` goes from team to team, and `tp` through one."""
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.arange(self.everyone.size(), dtype=torch.int).view(-1, self.size)
+        return DeviceMesh.from_group([self.across, self.group], device, mesh=ranks, mesh_dim_names=(ACROSS, AXIS))
 
 
 def form_team(everyone: dist.ProcessGroup, size: int, *, form_s: timedelta, limit: timedelta) -> Team:
@@ -133,20 +142,19 @@ def cuts_of(named: Sequence[tuple[str, torch.nn.Parameter]], team: Team) -> Mapp
     """What of these the team has cut, by name. Misuse where it is cut in a way that is not known here, or nothing is."""
     found: dict[str, Cut] = {}
     for name, param in named:
-        if not hasattr(param, "placements"):
+        axes: tuple[str, ...] = param.device_mesh.mesh_dim_names or () if hasattr(param, "device_mesh") else ()
+        if AXIS not in axes:
+            continue  # it is whole, or FSDP2's alone
+        placement: Any = param.placements[axes.index(AXIS)]  # type: ignore[attr-defined]
+        if not placement.is_shard():
             continue
-        placements: tuple[Any, ...] = param.placements
-        if any(not placement.is_shard() and not placement.is_replicate() for placement in placements):
-            raise Misuse(f"{name} is placed as {placements}: a team's parameters are whole or cut along one dimension.")
-        dims = [placement.dim for placement in placements if placement.is_shard()]
-        if not dims:
-            continue
-        cut = Cut(name=name, shape=tuple(param.shape), dim=dims[0], parts=team.size)
-        lengths = cut.box(team.index)[1]
-        if len(dims) > 1 or lengths != tuple(local(param).shape):
+        cut = Cut(name=name, shape=tuple(param.shape), dim=placement.dim, parts=team.size)
+        lengths, here = cut.box(team.index)[1], tuple(local(param).shape)
+        rows = 1 if len(axes) > 1 else 0  # of which FSDP2 has cut the first dimension once more
+        if lengths[rows:] != here[rows:]:
             raise Misuse(
-                f"{name} is cut into {tuple(local(param).shape)} here, and {lengths} was expected: parallelize the model over "
-                f'the mesh that the function was given (mesh["{AXIS}"]), each parameter along one dimension.'
+                f"{name} is cut into {here} here, and {lengths} was expected: parallelize the model over the mesh that the "
+                f'function was given (mesh["{AXIS}"]), each parameter along one dimension.'
             )
         if not all(0 not in cut.box(index)[1] for index in range(team.size)):
             raise Misuse(

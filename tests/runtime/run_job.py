@@ -47,21 +47,28 @@ def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def whole() -> nn.Sequential:
-    """What a team shares, as one process has it."""
+def whole(*, even: bool = False) -> nn.Sequential:
+    """What a team shares, as one process has it. `even`: all that is cut in rows is cut evenly, as FSDP2 wants it."""
     return nn.Sequential(
         nn.Linear(24, 68), nn.GELU(), nn.Dropout(0.1), nn.Linear(68, 67), nn.LayerNorm(67), nn.Dropout(0.1),
-        nn.Linear(67, 5),
+        nn.Linear(67, 6 if even else 5),
     )  # fmt: skip
 
 
-def shared(mesh: DeviceMesh) -> nn.Module:
+def shared(mesh: DeviceMesh, *, even: bool = False, fsdp: bool = False) -> nn.Module:
     """Cut evenly and unevenly, by rows and by columns, and not cut."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"0": ColwiseParallel(), "3": RowwiseParallel(), "6": ColwiseParallel(output_layouts=Replicate())}
-    return parallelize_module(whole(), mesh["tp"], plan, src_data_rank=None)
+    model = parallelize_module(whole(even=even), mesh["tp"], plan, src_data_rank=None)
+    if fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (model[0], model[3]):
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    return model
 
 
 def main() -> None:
@@ -72,6 +79,7 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
+    options.add_argument("--even", action="store_true", help="a team's model that FSDP2 can cut further")
     options.add_argument("--updates", type=int, default=1, help="in each step")
     options.add_argument("--counted", action="store_true", help="by run.updates")
     options.add_argument(
@@ -94,7 +102,8 @@ def main() -> None:
         schedule = Warmup()
         device = run.context.device
         model: Any = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
-        model = shared if run.tree.model.tp > 1 else model
+        if run.tree.model.tp > 1:
+            model = partial(shared, even=args.even, fsdp=run.tree.model.strategy == "fsdp")
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":

@@ -49,6 +49,31 @@ def test_any_number_of_teams_makes_the_same_bits(tmp_path: Path, undisturbed, te
         assert found.steps == STEPS
 
 
+def made(folder: Path, teams: int, strategy: str, *, kills: bool = False) -> dict[int, str]:
+    """The digests of a job whose model FSDP2 can cut further."""
+    with gang(folder, teams, steps=6, strategy=strategy, args=("--even",), step_ms=30.0 * kills) as nodes:
+        nodes.plan(*names(teams))
+        if kills:
+            nodes.until_new(1)
+            nodes.kill_worker("n2")
+            nodes.plan(*names(teams))
+        nodes.until_done()
+        found = audit(nodes.run_dir)
+        assert found.ok, found.sentence
+        return digests(nodes.run_dir)
+
+
+def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_teams_and_through_a_kill(tmp_path: Path):
+    expected = made(tmp_path / "replicated", 1, "replicated")
+    assert made(tmp_path / "one", 1, "fsdp") == expected
+    assert made(tmp_path / "two", 2, "fsdp", kills=True) == expected
+
+
+@pytest.mark.slow
+def test_fsdp_over_three_teams_makes_the_same_bits(tmp_path: Path):
+    assert made(tmp_path / "three", 3, "fsdp", kills=True) == made(tmp_path / "one", 1, "fsdp")
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, seed: int):
     chance = random.Random(seed)

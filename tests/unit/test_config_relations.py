@@ -260,11 +260,11 @@ CASES = [
     ),
     Case(
         "model.tp",
-        "with a strategy other than replicated",
-        ["job.program=train.py", "node.workers=2", "model.tp=2", "model.strategy=fsdp"],
-        "it is 2, and model.strategy is fsdp",
-        ["model.strategy=replicated"],
-        "Set model.strategy: replicated, or tp: 1.",
+        "with the strategy deepspeed",
+        ["job.program=train.py", "node.workers=2", "model.tp=2", "model.strategy=deepspeed"],
+        "it is 2, and model.strategy is deepspeed",
+        ["model.strategy=fsdp"],
+        "Set model.strategy: fsdp, or tp: 1.",
     ),
     Case(
         "model.tp",
