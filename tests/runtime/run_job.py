@@ -51,7 +51,7 @@ def whole(*, even: bool = False) -> nn.Sequential:
     """What a team shares, as one process has it. `even`: all that is cut in rows is cut evenly, as FSDP2 wants it."""
     return nn.Sequential(
         nn.Linear(24, 68), nn.GELU(), nn.Dropout(0.1), nn.Linear(68, 67), nn.LayerNorm(67), nn.Dropout(0.1),
-        nn.Linear(67, 6 if even else 5),
+        nn.Linear(67, 8 if even else 5),
     )  # fmt: skip
 
 

@@ -17,14 +17,14 @@ from elasticrl.runtime.data.audit import audit
 STEPS = 10
 
 
-def gang(folder: Path, teams: int, *, steps: int = STEPS, **options: object) -> Nodes:
-    """Nodes of one worker each, of which two in turn are a team: with two copies, as a team that leaves takes two of them."""
-    conf = {"model": {"tp": 2}, "node": {"workers": 2}}
-    return Nodes(folder, steps=steps, copies=min(2, 2 * teams - 1), conf=conf, **options)
+def gang(folder: Path, teams: int, *, steps: int = STEPS, tp: int = 2, **options: object) -> Nodes:
+    """Nodes of one worker each, of which `tp` in turn are a team: with copies enough for a team that leaves."""
+    conf = {"model": {"tp": tp}, "node": {"workers": tp}}
+    return Nodes(folder, steps=steps, copies=min(tp, tp * teams - 1), conf=conf, **options)
 
 
-def names(teams: int) -> list[str]:
-    return [f"n{i}" for i in range(2 * teams)]
+def names(teams: int, tp: int = 2) -> list[str]:
+    return [f"n{i}" for i in range(tp * teams)]
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def test_any_number_of_teams_makes_the_same_bits(tmp_path: Path, undisturbed, te
         assert found.steps == STEPS
 
 
-def made(folder: Path, teams: int, strategy: str, *, kills: bool = False) -> dict[int, str]:
+def made(folder: Path, teams: int, strategy: str, *, kills: bool = False, tp: int = 2) -> dict[int, str]:
     """The digests of a job whose model FSDP2 can cut further."""
-    with gang(folder, teams, steps=6, strategy=strategy, args=("--even",), step_ms=30.0 * kills) as nodes:
-        nodes.plan(*names(teams))
+    with gang(folder, teams, steps=6, strategy=strategy, args=("--even",), step_ms=30.0 * kills, tp=tp) as nodes:
+        nodes.plan(*names(teams, tp))
         if kills:
             nodes.until_new(1)
             nodes.kill_worker("n2")
-            nodes.plan(*names(teams))
+            nodes.plan(*names(teams, tp))
         nodes.until_done()
         found = audit(nodes.run_dir)
         assert found.ok, found.sentence
@@ -67,6 +67,13 @@ def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_tea
     expected = made(tmp_path / "replicated", 1, "replicated")
     assert made(tmp_path / "one", 1, "fsdp") == expected
     assert made(tmp_path / "two", 2, "fsdp", kills=True) == expected
+
+
+@pytest.mark.slow
+def test_teams_of_four_make_the_same_bits(tmp_path: Path):
+    expected = made(tmp_path / "one", 1, "replicated", tp=4)
+    assert made(tmp_path / "two", 2, "replicated", tp=4, kills=True) == expected
+    assert made(tmp_path / "fsdp", 2, "fsdp", tp=4) == expected
 
 
 @pytest.mark.slow
@@ -124,6 +131,23 @@ def test_what_teams_save_are_whole_parameters(tmp_path: Path, undisturbed):
         nodes.plan(*names(1))
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(a, b) for a in (1, 2, 3) for b in (1, 2, 3)])
+def test_what_is_saved_by_any_number_of_teams_under_fsdp_is_gone_on_from_by_any_other_under_replicated(
+    tmp_path: Path, before: int, after: int
+):
+    expected = made(tmp_path / "whole", 1, "replicated")
+    with gang(tmp_path / "two", before, steps=3, strategy="fsdp", args=("--even",)) as nodes:
+        nodes.plan(*names(before))
+        nodes.until_done()
+    shutil.rmtree(tmp_path / "two" / "vault")
+    with gang(tmp_path / "two", after, steps=6, strategy="replicated", args=("--even",)) as nodes:
+        nodes.generation, nodes.resume = 5, 3
+        nodes.plan(*names(after))
+        nodes.until_done()
+        assert digests(nodes.run_dir) == expected
 
 
 def test_a_flipped_bit_of_one_member_is_found(tmp_path: Path):
