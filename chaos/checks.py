@@ -82,24 +82,27 @@ def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
 
 def plans_are_sound(case: Case) -> Iterator[Complaint]:
     """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member."""
-    membership, lanes = case.scenario.shape.settings.membership, case.scenario.shape.settings.lanes
+    settings = case.scenario.shape.settings
+    membership, lanes = settings.membership, settings.lanes
     for fact in case.plans:
         if fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
             yield from (
                 (fact.at, f"generation {fact.plan.generation}: {fault}")
-                for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes)
+                for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes, settings.team)
             )
 
 
-def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int) -> Iterator[str]:
+def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: int) -> Iterator[str]:
     plan = fact.plan
     nodes = [seat.member.node for seat in plan.seats]
     if len(set(nodes)) != len(nodes):
         yield "a node has two seats"
     if plan.phase is Phase.TRAIN and not min_nodes <= len(nodes) <= max_nodes:
         yield f"{len(nodes)} seats, limits {min_nodes} and {max_nodes}"
-    if plan.world > lanes:
-        yield f"{plan.world} ranks for {lanes} lanes"
+    if plan.world > lanes * team:
+        yield f"{plan.world} ranks in teams of {team} for {lanes} lanes"
+    if plan.team != team:
+        yield f"teams of {plan.team} in a job with teams of {team}"
     if plan.lanes != lanes:
         yield f"{plan.lanes} lanes for a job of {lanes}"
     confined = sorted(str(seat.member) for seat in plan.seats if str(seat.member) in fact.held)

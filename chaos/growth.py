@@ -52,7 +52,7 @@ class Priced(Run):
 
         def gang(plan):  # type: ignore[no-untyped-def]
             made = plain(plan)
-            cluster.step_s = LANE_S * rounds(plan.lanes, plan.world)
+            cluster.step_s = LANE_S * rounds(plan.lanes, plan.carriers)
             return made
 
         cluster.gang = gang  # type: ignore[method-assign]

@@ -258,7 +258,7 @@ class Eye:
         elif line["what"] == "began" and generation not in self._resumed and generation in self.plans:
             plan = self.plans[generation]
             self._resumed.add(generation)
-            ranges = tuple((lanes.start, lanes.stop) for lanes in deal(plan.lanes, plan.world))
+            ranges = tuple((lanes.start, lanes.stop) for lanes in deal(plan.lanes, plan.carriers))
             nodes = tuple(seat.member.node for seat in plan.seats)
             self.facts.append(
                 Resumed(

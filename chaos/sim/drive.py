@@ -127,12 +127,13 @@ class Run:
         """How many seats the configuration gives to the nodes that are there."""
         shape = self.scenario.shape
         membership, lanes = shape.settings.membership, shape.settings.lanes
+        carriers = shape.slots // shape.settings.team  # of a node
         fit = len(self._fit())
-        most = min(fit, membership.max_nodes, lanes // shape.slots)
+        most = min(fit, membership.max_nodes, lanes // carriers)
         want = min(most, max(fit - membership.spares, membership.min_nodes))
         if membership.grow == "useful":
-            best = rounds(lanes, want * shape.slots)
-            while want > membership.min_nodes and rounds(lanes, (want - 1) * shape.slots) == best:
+            best = rounds(lanes, want * carriers)
+            while want > membership.min_nodes and rounds(lanes, (want - 1) * carriers) == best:
                 want -= 1
         return want
 

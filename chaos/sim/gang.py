@@ -50,7 +50,7 @@ class Gang:
         self.waits_since: float | None = None  # something has kept this phase from ending since then
         self.turn = 0  # rises with every phase: what was planned for an earlier one is void
         self.restarted_at = 0.0
-        self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.world)) if plan.world else ()
+        self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.carriers)) if plan.world else ()
         self.own: dict[str, int] = {}  # each node's shards
         self.shards, self.holds = self._shards()
         self.sealed: tuple[Key, ...] = ()  # what was sealed last

@@ -56,6 +56,7 @@ REFUSED = (
     "model.ref_path",
     "model.dtype",
     "model.value_head",
+    "model.tp",
     "model.lora.rank",
     "model.lora.targets",
     "reward.model",

@@ -10,7 +10,7 @@ from itertools import combinations
 from math import ceil, gcd
 from os import fsencode
 from socket import gethostname
-from typing import Literal
+from typing import Any, Literal
 
 from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.base.value import dataclass
@@ -97,6 +97,34 @@ _CAPS = (*(key for key in leaves(Tree) if key.startswith("timeouts.phase.")), "t
 def _world(t: Tree) -> int:
     """The most workers that may ever train together."""
     return t.membership.max_nodes * t.node.workers
+
+
+_NO_TEAMS = (
+    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
+    "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
+    "placement.ref.strategy", "placement.reward.strategy",
+)  # fmt: skip
+
+
+def _beyond_teams(t: Tree) -> list[str]:
+    """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
+    by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
+    """
+    usual = {"rollout.engine": "torch", "model.lora.rank": 0}
+    off = {None, "none", "replicated"}
+    found: list[str] = []
+    for key in _NO_TEAMS:
+        value: Any = t
+        for word in key.split("."):
+            value = getattr(value, word)
+        if value != usual[key] if key in usual else value not in off:
+            found.append(f"{key}: {value}")
+    return found
+
+
+def _teams(t: Tree) -> int:
+    """The most that lanes may ever be dealt to."""
+    return _world(t) // t.model.tp
 
 
 def _ours(t: Tree) -> bool:
@@ -465,13 +493,45 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
-        keys=("lanes.count", "membership.max_nodes", "node.workers", "job.level"),
-        rule="must be at least the largest world: max_nodes x node.workers",
-        broken=lambda t: _exact(t) and t.lanes.count < _world(t),
-        values=lambda t: f"{t.lanes.count} lanes are fewer than {_world(t)} workers",
+        keys=("lanes.count", "membership.max_nodes", "node.workers", "model.tp", "job.level"),
+        rule="must be at least the largest world: max_nodes x node.workers, over model.tp",
+        broken=lambda t: _exact(t) and t.lanes.count < _teams(t),
+        values=lambda t: (
+            f"{t.lanes.count} lanes are fewer than {_teams(t)} {'workers' if t.model.tp == 1 else 'teams of workers'}"
+        ),
         remedy=lambda t: (
-            f"Raise lanes.count to {_world(t)} before the job starts, or lower max_nodes to "
-            f"{max(1, t.lanes.count // t.node.workers)}."
+            f"Raise lanes.count to {_teams(t)} before the job starts, or lower max_nodes to "
+            f"{max(1, t.lanes.count * t.model.tp // t.node.workers)}."
+        ),
+    ),
+    Relation(
+        keys=("model.tp", "node.workers", "job.level"),
+        rule="must divide node.workers, because a team's workers are on one node",
+        broken=lambda t: _exact(t) and t.node.workers % t.model.tp != 0,
+        values=lambda t: f"{t.node.workers} workers of a node are no teams of {t.model.tp}",
+        remedy=lambda t: f"Set node.workers: {_multiple(t.node.workers, t.model.tp)}, or another tp.",
+    ),
+    Relation(
+        keys=("model.tp", "job.level"),
+        rule="must be 1 below job.level exact, where a script shares models out among its workers by itself",
+        broken=lambda t: not _exact(t) and t.model.tp > 1,
+        values=lambda t: f"it is {t.model.tp} at job.level {t.job.level}",
+        remedy="Leave tp out, or set job.level: exact.",
+    ),
+    Relation(
+        keys=("model.tp", "model.strategy", "job.level"),
+        rule="must be 1 with the strategy deepspeed, which knows no teams",
+        broken=lambda t: _exact(t) and t.model.tp > 1 and t.model.strategy == "deepspeed",
+        values=lambda t: f"it is {t.model.tp}, and model.strategy is {t.model.strategy}",
+        remedy="Set model.strategy: fsdp, or tp: 1.",
+    ),
+    Relation(
+        keys=("model.tp", "job.program", *_NO_TEAMS),
+        rule="must be 1 with what elasticrl.ppo cannot do in teams yet",
+        broken=lambda t: _ours(t) and t.model.tp > 1 and bool(_beyond_teams(t)),
+        values=lambda t: f"it is {t.model.tp}, with {', '.join(_beyond_teams(t))}",
+        remedy=lambda t: (
+            f"Set tp: 1, or leave {', '.join(said.split(':')[0] for said in _beyond_teams(t))} at its default."
         ),
     ),
     Relation(

@@ -209,6 +209,9 @@ class Model(Section):
     ZeRO, close in floats but not exact: every sample is used exactly once, sums are taken in DeepSpeed's order."""
     zero_stage: Annotated[int, Ge(1), Le(3)] = 2
     """deepspeed's ZeRO stage. Higher shards more: less memory, more traffic."""
+    tp: Count = 1
+    """Workers of a node that share one copy of the model (tensor parallel). More fit a larger model, at a collective in each
+    layer. Bits depend on it as on lanes.count."""
     lora: Lora = Lora()
 
 

@@ -92,6 +92,7 @@ class Plan:
     )
     rung: Rung = Rung.START
     lanes: int = 1  # of the whole job; `deal` gives each rank its range
+    team: int = 1  # so many consecutive ranks carry lanes together, as one
     endpoint: str = ""  # host:port of the TCPStore in which this generation meets
     causes: tuple[Cause, ...] = ()  # why it was made, what came first first
     strike: Strike | None = None
@@ -160,6 +161,11 @@ class Plan:
     def world(self) -> int:
         """The number of ranks."""
         return sum(seat.slots for seat in self.seats)
+
+    @property
+    def carriers(self) -> int:
+        """Among so many its lanes are dealt: ranks, or teams of them."""
+        return self.world // self.team
 
     @cached_property
     def node_of(self) -> Mapping[int, str]:

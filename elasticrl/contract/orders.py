@@ -31,6 +31,7 @@ class Place:
     slots: int = 1
     world: int
     all_lanes: int
+    team: int = 1  # so many consecutive ranks carry lanes together
     resume: int = 0  # newest committed step; a newer sealed one may be had from memory
     rung: Rung = Rung.START
     endpoint: str = ""  # host:port of the TCPStore to meet in
@@ -48,8 +49,8 @@ class Place:
 
     @property
     def lanes(self) -> range:
-        """The lanes that this rank carries."""
-        return deal(self.all_lanes, self.world)[self.rank]
+        """The lanes that this rank carries, or its team does."""
+        return deal(self.all_lanes, self.world // self.team)[self.rank // self.team]
 
     @property
     def host(self) -> str:
@@ -71,7 +72,7 @@ def place_of(plan: Plan, me: Member) -> Place:
     seat = plan.seat_of[me]
     return Place(
         generation=plan.generation, born=seat.born, rank=plan.first_rank(me), slots=seat.slots, world=plan.world,
-        all_lanes=plan.lanes, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint, nodes=plan.nodes,
+        all_lanes=plan.lanes, team=plan.team, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint, nodes=plan.nodes,
         reason=plan.reason, backend=plan.backend, grows=plan.grows,
     )  # fmt: skip
 

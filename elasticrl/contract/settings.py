@@ -83,6 +83,7 @@ class Settings:
     job: str = "job"
     level: Level = Level.EXACT
     lanes: int = 8
+    team: int = 1  # so many workers of a node carry lanes together
     steps: int = 0  # the job is finished after this many; 0: it never is
     copies: int = 1  # vault copies on other nodes
     retry_s: float = 1.0  # an action whose effect has not been seen is decided again after this long

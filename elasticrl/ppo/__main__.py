@@ -270,7 +270,8 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
                 give_memory(model, device)
                 models.fill(model, paths[role])
 
-        return given_as(strategy, frozen.within(role, make), device, fill)
+        made = frozen.within(role, make)
+        return shared(made, device) if tree.model.tp > 1 else given_as(strategy, made, device, fill)
 
     return {role: given(role) for role in roles}
 
@@ -355,6 +356,19 @@ def shards(
         fully_shard(model, mesh=mesh)
         fill(model)
         return model
+
+    return build
+
+
+def shared(make: Callable[[], nn.Module], device: str) -> Callable[[DeviceMesh], nn.Module]:
+    """The model cut over the team of the mesh, by transformers' own plan for its kind."""
+
+    def build(mesh: DeviceMesh) -> nn.Module:
+        from elasticrl.runtime.planned import share  # half a second of imports, which only teams need
+
+        model = make()
+        share(body(model), mesh)
+        return model.to(device)
 
     return build
 

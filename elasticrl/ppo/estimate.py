@@ -132,9 +132,8 @@ def of(
     tree: Tree, models: Mapping[str, Shape], *, workers: int | None = None, memory_bytes: int | None = None
 ) -> Estimate:
     """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
-    most = tree.membership.max_nodes * tree.node.workers
-    world = min(workers or most, tree.lanes.count)
-    roles = _roles(tree, models)
+    world = _carriers(tree, workers)
+    roles = [_part(role, tree.model.tp) for role in _roles(tree, models)]
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
     stays = [line for role in roles for line in _stays(tree, role, world)]
     fixed = (*(line for line in stays if not _comes(roles, line)), *engine)
@@ -150,7 +149,7 @@ def of(
         )
     device = tree.node.device if tree.node.device in RATES else "cuda"
     found = Estimate(
-        workers=world,
+        workers=world * tree.model.tp,
         device=device,
         memory=fixed,
         transient=(*_passing(tree, roles, tree.ppo.micro_tokens), *others),
@@ -165,7 +164,7 @@ def of(
         micro_tokens=tree.ppo.micro_tokens,
         largest_micro_tokens=largest,
         memory_limit=memory_bytes,
-        notes=unsaid,
+        notes=(*unsaid, *_team_notes(tree)),
     )
     return _noted(found)
 
@@ -183,13 +182,14 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
             f"--parameters is for a program of your own, and job.program is {OUR_TRAINER}: give it its model "
             "(model.path=FOLDER, or its name on the hub, of which config.json alone is read), so that all roles are reckoned."
         )
-    world = min(workers or tree.membership.max_nodes * tree.node.workers, tree.lanes.count)
+    world = _carriers(tree, workers)
     # Of a script's step this is known: each lane has one backward pass in an update. So has KTO's with a sample in each lane.
     update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count)
     tree = tree.model_copy(update={"ppo": update})
-    role = Role(name="model", shape=shapes.UNKNOWN, count=count, trained=count, strategy=tree.model.strategy)
+    whole = Role(name="model", shape=shapes.UNKNOWN, count=count, trained=count, strategy=tree.model.strategy)
+    role = _part(whole, tree.model.tp)
     found = Estimate(
-        workers=world,
+        workers=world * tree.model.tp,
         device=tree.node.device if tree.node.device in RATES else "cuda",
         memory=tuple(_stays(tree, role, world)),
         transient=(),
@@ -199,7 +199,7 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
         micro_tokens=None,
         largest_micro_tokens=None,
         memory_limit=memory_bytes,
-        notes=(_TOO,),
+        notes=(_TOO, *_team_notes(tree)),
     )
     if memory_bytes is None:
         return found
@@ -252,6 +252,30 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
         scorer, offload = models["reward"], _offloaded(tree, place.reward.offload)
         found.append(Role(name="reward", shape=scorer, count=scorer.reward, trained=0, head=False, offload=offload))
     return found
+
+
+def _carriers(tree: Tree, workers: int | None) -> int:
+    """What lanes are dealt to, of so many workers, else of the most that may train: as many workers, or teams."""
+    most = (workers or tree.membership.max_nodes * tree.node.workers) // tree.model.tp
+    return max(1, min(most, tree.lanes.count))
+
+
+def _part(role: Role, members: int) -> Role:
+    """What one member of a team has of a role that trains."""
+    if role.strategy is None or members == 1:
+        return role
+    return replace(role, count=-(-role.count // members), trained=-(-role.trained // members))
+
+
+def _team_notes(tree: Tree) -> tuple[str, ...]:
+    if tree.model.tp == 1:
+        return ()
+    said = (
+        f"Teams of {tree.model.tp} (model.tp): P and T of what trains are one member's, W counts teams. What a team has whole, "
+        "such as norms, comes on top. Activations and seconds are those of one worker that has it all, so upper bounds. The "
+        "collectives inside of a layer are not in the bytes."
+    )
+    return (said,)
 
 
 def _offloaded(tree: Tree, offload: str) -> bool:

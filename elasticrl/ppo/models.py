@@ -275,8 +275,9 @@ def _picking(model: nn.Module, at: torch.Tensor) -> Iterator[None]:
     the head is its own affair, and a head that is sharded is whole inside of the model's pass only.
     """
     body: Any = model.actor if isinstance(model, Tied) else model
+    # First of its hooks: where a team shares the head, the next one makes a DTensor of what comes.
     hook = body.get_output_embeddings().register_forward_pre_hook(
-        lambda _, inputs: (_picked(inputs[0], at), *inputs[1:])
+        lambda _, inputs: (_picked(inputs[0], at), *inputs[1:]), prepend=True
     )
     try:
         yield

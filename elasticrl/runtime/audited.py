@@ -217,7 +217,7 @@ def bits(rows: torch.Tensor) -> str:
 def _looked_at(generation: Generation, strategy: Strategy, role: str, count: int) -> int | None:
     """The rank whose shard is looked at in the update after `count`."""
     tree = generation.worker.context.tree
-    if not strategy.listens or tree.lanes.exact != "require":
+    if not strategy.listens or strategy.team is not None or tree.lanes.exact != "require":
         return None
     world = generation.gang.world
     return drawn(tree.job.seed, f"{role} shard", count, 0, lanes=world, rate=tree.audit.lanes)
@@ -302,7 +302,9 @@ def lend(gang: Gang, rows: Rows, owner: int) -> Rows:
 def audit_of(generation: Generation, audits: Audits, strategy: Strategy, progress: Progress, role: str) -> Audit | None:
     """The audit of this update of a role; None if none is due, or nobody can tell."""
     tree = generation.worker.context.tree
-    if audits.off == generation.place.generation or not strategy.listens or tree.lanes.exact != "require":
+    if audits.off == generation.place.generation or not strategy.listens or strategy.team is not None:
+        return None
+    if tree.lanes.exact != "require":
         return None
     lanes = generation.deal.lanes
     lane = drawn(tree.job.seed, role, progress.step, progress.update, lanes=lanes, rate=tree.audit.lanes)

@@ -58,6 +58,16 @@ def outliers(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank for rank, value in enumerate(values) if value != most)
 
 
+def strangers(values: Sequence[int], members: int) -> tuple[int, ...]:
+    """The outliers, where each rank is compared with those of its index in the other teams alone.
+
+    >>> strangers([5, 8, 5, 8, 5, 9], 2)
+    (5,)
+    """
+    odd = [outliers(values[index::members]) for index in range(members)]
+    return tuple(sorted(index + members * number for index, found in enumerate(odd) for number in found))
+
+
 def digest_of(flat: torch.Tensor, start: int, *names: str) -> int:
     """The part that elements start, start + 1, ... of the parameter and row of these names have in the sum."""
     import torch

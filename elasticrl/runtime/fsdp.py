@@ -30,6 +30,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import bare, parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
+from elasticrl.runtime.team import cuts_of, whole_name
 from elasticrl.runtime.torch_names import param_groups, reduce_unused
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from elasticrl.runtime.optim import Rule
+    from elasticrl.runtime.team import Team
 
 IN_FLIGHT = 2  # all-to-alls that a backward pass may be ahead of, on the CPU
 
@@ -69,19 +71,22 @@ class Fsdp(Strategy):
     def __init__(
         self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,
         group: dist.ProcessGroup, device: str = "cpu", point: Point = lambda _name: None, shard: Shard | None = None,
-        offload: bool = False, fills: bool = False,
+        offload: bool = False, fills: bool = False, team: Team | None = None,
     ) -> None:  # fmt: skip
-        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
+        """With a `team` its members have cut the model up before FSDP2 does, so the mesh has two axes (`runtime.team`).
+
+        `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
         With `offload` the optimizer's state is in the host's memory, and computed there. `fills`: the caller fills the shard
         and publishes it before anything is computed, so what trains may come without memory.
         """
-        super().__init__(deal, rank, group, point)
-        self.model = build(DeviceMesh.from_group(group, device))
+        super().__init__(deal, rank, group, point, team)
+        self.model = build(team.grid(device) if team else DeviceMesh.from_group(group, device))
         _check_memory(self.model, fills=fills)
         give_memory(self.model, device)
         _check_cut(self.model, deal.world)
-        self._units, layout = _units(self.model, deal.world)
+        self.cuts = cuts_of(parameters(self.model), team) if team else {}
+        self._units, layout = _units(self.model, deal.world, self._part)
         kinds = {param.dtype for unit in self._units for _, param in unit.params}
         if len(kinds) != 1:
             raise ValueError(f"trainable parameters must be of one dtype, not {sorted(map(str, kinds))}")
@@ -89,7 +94,8 @@ class Fsdp(Strategy):
         dtype = kinds.pop()
         self._device = torch.device(device)
         host = torch.device("cpu") if offload else self._device
-        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host)
+        by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
+        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host)
         for u, unit in enumerate(self._units):
             unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter
@@ -107,6 +113,19 @@ class Fsdp(Strategy):
 
     def close(self) -> None:
         """Nothing to take out: the model goes with its group."""
+
+    def layouts(self) -> Sequence[Layout]:
+        """As Strategy.layouts."""
+        members = range(self.members)
+        return [_units(self.model, self.deal.world, partial(self._part, index=index))[1] for index in members]
+
+    def _part(self, name: str, shape: tuple[int, ...], *, index: int | None = None) -> tuple[str, tuple[int, ...]]:
+        """What FSDP2 cuts of this parameter on one member of a team, else here."""
+        cut = self.cuts.get(name)
+        if cut is None or self.team is None:
+            return name, shape
+        index = self.team.index if index is None else index
+        return cut.called(index), cut.box(index)[1]
 
     def _arrived(self, u: int, leaf: torch.Tensor) -> None:
         """A unit's backward pass is over: its leaf goes out, one slice to each rank."""
@@ -242,9 +261,12 @@ class _Leaves(ReduceScatter):
         self._arrived(input_tensor)
 
 
-def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
-    """FSDP2's units and where each rank's slices lie. FSDP2 cuts every parameter along its first dimension into `world` chunks
-    of equal height, the last ones shorter or empty; a rank's slice is one such chunk, padded.
+def _units(
+    model: torch.nn.Module, world: int, part: Callable[[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]
+) -> tuple[list[_Unit], Layout]:
+    """FSDP2's units and where each rank's slices lie. `part` says what is cut of a parameter of that name and shape. FSDP2 cuts
+    that along its first dimension into `world` chunks of equal height, the last ones shorter or empty; a rank's slice is one
+    such chunk, padded.
     """
     names = {id(param): name for name, param in parameters(model)}
     units: list[_Unit] = []
@@ -252,12 +274,11 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
     at = 0
     for name, module, params in _groups(model):
         sharded = (held.sharded_param for held in params)
-        mine = tuple((names[id(param)], param) for param in sharded if param.requires_grad)
-        if not mine:
+        parts = [(*part(names[id(param)], tuple(param.shape)), param) for param in sharded if param.requires_grad]
+        if not parts:
             continue
         places: list[slice] = []
-        for param_name, param in mine:
-            shape = tuple(param.shape)
+        for param_name, shape, _ in parts:
             height, row = -(-shape[0] // world), prod(shape[1:])
             for rank in range(world):
                 start, stop = min(rank * height, shape[0]) * row, min((rank + 1) * height, shape[0]) * row
@@ -265,6 +286,7 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
                     ranks[rank].append(Piece(name=param_name, shape=shape, start=start, stop=stop, at=at))
             places.append(slice(at, at + height * row))
             at = up(at + height * row)
+        mine = tuple((param_name, param) for param_name, _, param in parts)
         units.append(_Unit(name=bare(name) or "the root", module=module, params=mine, places=tuple(places)))
     return units, Layout(size=at, pieces=tuple(tuple(mine) for mine in ranks))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from elasticrl.runtime.interrupt import GangError, Interrupt, reach
 from elasticrl.runtime.keeper import SLICE_S
 from elasticrl.runtime.meet import Meeting
 from elasticrl.runtime.progress import Timeline
+from elasticrl.runtime.team import Team, form_team
 from elasticrl.runtime.traffic import Meter
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Generation:
         self.misses = False  # a disk, and waits for it: nor need it this
         self.added = False  # this rank was told of such a plan
         self.joined = False  # and has seen that those are there whom the plan adds
+        self.team: Team | None = None  # while it has a gang, where a model is cut over several ranks
         self._gang: Gang | None = None
         self._parted = parted  # the gang that this one adds to has: those who come are all there
 
@@ -88,6 +90,21 @@ class Generation:
         """Its gang, which has formed and was not left."""
         assert self._gang is not None, f"generation {self.place.generation} has no gang"
         return self._gang
+
+    @property
+    def carrier(self) -> int:
+        """This rank's number among those that lanes are dealt to: its own, or its team's."""
+        return self.place.rank * self.deal.world // self.place.world
+
+    @property
+    def carried(self) -> tuple[int, ...]:
+        """The lanes that are here."""
+        return self.deal.carried[self.carrier]
+
+    @property
+    def records(self) -> bool:
+        """Does this rank write down what its lanes used? One of each team does."""
+        return self.place.rank % (self.place.world // self.deal.world) == 0
 
     @property
     def formed(self) -> bool:
@@ -122,6 +139,9 @@ class Generation:
             backend="elastic" if place.backend == "gloo" else self.worker.context.backend, form_s=conf.recovery.reform_s,
             timeout_s=conf.timeouts.collective_s, flag=self.flag,
         )  # fmt: skip
+        if place.team > 1:
+            limits = timedelta(seconds=conf.recovery.reform_s), timedelta(seconds=conf.timeouts.collective_s)
+            self.team = form_team(self._gang.group, place.team, form_s=limits[0], limit=limits[1])
         mark("form")
 
     def leave(self) -> None:
@@ -133,7 +153,7 @@ class Generation:
             if self.cut:
                 self.worker.say(f"left generation {self.place.generation}: {self.cut}")
             self._gang.leave()
-            self._gang = None
+            self._gang = self.team = None
 
     def told(self, order: Order) -> None:
         """In the watcher's thread: whatever it is, only an order to end with this step lets the step be finished."""

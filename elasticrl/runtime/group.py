@@ -92,8 +92,9 @@ class Gang:
     def interrupt(self, reason: str) -> None:
         """Ends this rank's collectives, now and from now on, with Interrupted. From any thread, any number of times."""
         self.flag.set(reason)
-        if isinstance(group := dist.group.WORLD, StreamGroup):
-            group.abort()  # a kernel that waits on the GPU looks at no flag
+        for group in list(c10d._world.pg_map):  # a team's as well
+            if isinstance(group, StreamGroup):
+                group.abort()  # a kernel that waits on the GPU looks at no flag
 
     def leave(self) -> None:
         """Destroys the group at once, stuck or not: the peers' waits end when its sockets close. Where there was a GPU in it,

@@ -535,4 +535,5 @@ def facts_of(context: Context, *, batch: int, data: str) -> Conditions:
         batch=batch,
         data=data,
         config=context.config,
+        tp=context.tree.model.tp,
     )

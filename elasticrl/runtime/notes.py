@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from elasticrl.runtime.digest import MASK, Digest, outliers
+from elasticrl.runtime.digest import MASK, Digest, outliers, strangers
 from elasticrl.runtime.replicated import Replicated
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SAMPLE = 16  # lanes.digest: sample takes each parameter once in so many updates
 REPLICA = "replica"  # the row of a digest that is of the parameters a rank computes with: equal on all, not a part
+COMMON = "common"  # the same, of those that all members of a team have whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ def write(
     return (float(ending), float(added), float(late), cost_s, since_s, *map(float, halves))
 
 
-def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
-    """All ranks' notes, in rank order, of which each wrote those of its part of `digests`."""
+def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest], *, members: int = 1) -> Heard:
+    """All ranks' notes, in rank order, of which each wrote those of its part of `digests`. `members`: of a team."""
     words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[5::2], row[6::2], strict=True)] for row in rows]
     odd: set[int] = set()
     names: list[str] = []
@@ -64,6 +65,8 @@ def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
             values = [word[at] for word in words]
             at += 1
             if row == REPLICA:
+                odd |= set(strangers(values, members))
+            elif row == COMMON:
                 odd |= set(outliers(values))
             else:
                 sums[row] = sum(values) & MASK
@@ -89,8 +92,10 @@ def digests(
         names = sorted(shard.layout.shapes)
         if how == "sample":
             names = names[count % SAMPLE :: SAMPLE] or names[:1]
-        sums = dict(shard.digest(names))
+        sums = dict(shard.digest(strategy.counted(names)))
         if isinstance(strategy, Replicated):
             sums[REPLICA] = strategy.replica(names)
+            if strategy.team is not None:
+                sums[COMMON] = strategy.replica(strategy.common.intersection(names))
         found.append(Digest(version=shard.version, sums=sums))
     return tuple(found)

@@ -19,21 +19,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
-from elasticrl.runtime.digest import MASK, digest_of, outliers, signed
+from elasticrl.runtime.digest import MASK, digest_of, outliers, signed, strangers
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
-from elasticrl.runtime.layout import UNIT, buckets, striped, up
+from elasticrl.runtime.layout import UNIT, Bucket, buckets, striped, up
 from elasticrl.runtime.names import parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
+from elasticrl.runtime.team import cuts_of, lie_in, local, local_grad, whole_name
 from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
+    from elasticrl.runtime.layout import Layout
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.team import Team
 
 BUCKET_BYTES = 16 << 20  # each bucket costs about a millisecond of gloo; DDP uses 25 MiB
 
@@ -67,13 +70,15 @@ class Replicated(Strategy):
     def __init__(
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
         group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
-        shard: Shard | None = None, offload: bool = False,
+        shard: Shard | None = None, offload: bool = False, team: Team | None = None,
     ) -> None:  # fmt: skip
-        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
+        """With a `team` the model is one that its members have cut up between them: see `runtime.team`.
+
+        `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
-        super().__init__(deal, rank, group, point)
+        super().__init__(deal, rank, group, point, team)
         self.model = model
         # Backward passes finish the last layers first, so those fill the first bucket.
         named = [(name, param) for name, param in parameters(model) if param.requires_grad][::-1]
@@ -85,14 +90,18 @@ class Replicated(Strategy):
         if norms:
             raise ValueError(f"{norms[0]} keeps running statistics, which no lane owns; use LayerNorm or GroupNorm")
         self.params = [param for _, param in named]
-        self.buckets = buckets([(name, tuple(p.shape)) for name, p in named], bucket_bytes // dtype.itemsize)
+        self._shapes = [(name, tuple(param.shape)) for name, param in named]
+        self._bucket = bucket_bytes // dtype.itemsize
+        self.cuts = cuts_of(named, team) if team else {}
+        self.buckets = self._buckets(team.index if team else 0)
         layout = striped(self.buckets, deal.world)
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
         host = torch.device("cpu") if offload else self._device
-        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host)
+        by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
+        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host)
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
         self._flat = [self._row(i) for i in range(len(self.buckets))]
-        self._adopt(dict(named), fill=not kept)
+        self._adopt(fill=not kept)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
         self._hooks: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
@@ -123,13 +132,28 @@ class Replicated(Strategy):
         sealed version.
         """
         each = zip(self.params, (name for bucket in self.buckets for name, _, _ in bucket.params), strict=True)
-        mine = ((param, name) for param, name in each if names is None or name in names)
+        mine = ((local(param), name) for param, name in each if names is None or name in names)
         return sum(digest_of(param.detach().view(-1), 0, "param", name) for param, name in mine) & MASK
 
     def diverged(self) -> tuple[int, ...]:
         """The ranks whose parameters are not what most ranks compute with: silent corruption. Collective."""
-        mine = torch.tensor([signed(self.replica())], dtype=torch.int64, device=self.wire)
-        return outliers([int(part) for part in gather(mine, [1] * self.deal.world, self.group)])
+        said = [self.replica(), self.replica(self.common)] if self.team else [self.replica()]
+        mine = torch.tensor([signed(word) for word in said], dtype=torch.int64, device=self.wire)
+        rows = [row.tolist() for row in gather(mine, [len(said)] * self.deal.world * self.members, self.everyone)]
+        odd = strangers([row[0] for row in rows], self.members)
+        return tuple(sorted({*odd, *(outliers([row[1] for row in rows]) if self.team else ())}))
+
+    def layouts(self) -> Sequence[Layout]:
+        """As Strategy.layouts."""
+        return [striped(self._buckets(index), self.deal.world) for index in range(self.members)]
+
+    def _buckets(self, index: int) -> tuple[Bucket, ...]:
+        """Of what the members of that index have."""
+        cuts = ((self.cuts.get(name), name, shape) for name, shape in self._shapes)
+        return buckets(
+            [(cut.called(index), cut.box(index)[1]) if cut else (name, shape) for cut, name, shape in cuts],
+            self._bucket,
+        )
 
     def close(self) -> None:
         """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
@@ -141,14 +165,15 @@ class Replicated(Strategy):
         """A bucket's row of memory. Zeros, since padding is sent and added too."""
         return torch.zeros(self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self.wire)
 
-    def _adopt(self, named: dict[str, torch.nn.Parameter], *, fill: bool) -> None:
+    def _adopt(self, *, fill: bool) -> None:
         """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
         at = 0
+        params = iter(self.params)
         for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
-            for name, shape, begin in bucket.params:
+            for (_, shape, begin), param in zip(bucket.params, params, strict=False):
                 place = flat[begin : begin + prod(shape)]
-                place.copy_(named[name].detach().reshape(-1))
-                named[name].data = place.view(shape)
+                place.copy_(local(param).detach().reshape(-1))
+                lie_in(param, place.view(shape))
             if fill:
                 self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
             at += part
@@ -183,10 +208,11 @@ class Replicated(Strategy):
                 else "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
             )
         assert param.grad is not None
+        grad = param.grad if self.team is None else local_grad(param)
         if leaf in self._heard:
-            self._heard[leaf][i] = digest_of(param.grad.reshape(-1), 0, "grad", self._names[i])
+            self._heard[leaf][i] = digest_of(grad.reshape(-1), 0, "grad", self._names[i])
         if not self.repeats:
-            self._collect(b, j, param.grad)
+            self._collect(b, j, grad)
         param.grad = None
 
     def listen(self, leaves: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.keeper import facts_of
 from elasticrl.runtime.sealing import Sealing
 from elasticrl.runtime.spread import spread
+from elasticrl.runtime.team import whole_name
 from elasticrl.runtime.vault.errors import CheckpointRefused, Outlived
 from elasticrl.runtime.vault.version import grow
 
@@ -98,7 +99,7 @@ class _Fill:
         before = self.progress.facts
         now: dict[str, Any] = {
             "lanes": facts.lanes, "batch": facts.batch, "data": facts.data,
-            "threads": self.worker.context.tree.lanes.threads,
+            "threads": self.worker.context.tree.lanes.threads, "tp": facts.tp,
         }  # fmt: skip
         self.progress.facts = now
         if not self.agreed.remembered:
@@ -117,7 +118,7 @@ class _Fill:
         keeper, given, progress, agreed = self.keeper, self.given, self.progress, self.agreed
         resume = self.generation.place.resume
         lived = given.note_first(made=bool(agreed.version.step or progress.count))
-        models = {name: role.live.shard.layout.shapes for name, role in given.roles.items()}
+        models = {name: set(map(whole_name, role.live.shard.layout.shapes)) for name, role in given.roles.items()}
         if agreed.whole is not None:
 
             def choose(source: Source) -> Sequence[Piece]:
@@ -161,7 +162,7 @@ class _Fill:
             place,
             lineage=grow(agreed.lineage, place.generation, agreed.version),
             segments=self.given.segments,
-            lanes=self.generation.deal.carried[place.rank],
+            lanes=self.generation.carried if self.generation.records else (),
             facts=facts,
             chain=self.progress.chain,
             whole=agreed.whole if agreed.remembered else None,

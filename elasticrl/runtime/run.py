@@ -57,6 +57,7 @@ from elasticrl.runtime.sealing import Sealing, see_committed
 from elasticrl.runtime.search import Search
 from elasticrl.runtime.step import Body, Lane, Step
 from elasticrl.runtime.strategy import Reduced
+from elasticrl.runtime.team import check_team
 from elasticrl.runtime.trained import NO_GANG, Build, Optimizer, Registered, Trained
 from elasticrl.runtime.vault.errors import CheckpointStorage, VaultError
 
@@ -261,11 +262,11 @@ class Run:
 
     @property
     def _carried(self) -> Sequence[int]:
-        return self._generation.deal.carried[self._generation.place.rank] if self._generation else (0,)
+        return self._generation.carried if self._generation else (0,)
 
     @property
     def rounds(self) -> int:
-        """Lanes of the rank that carries most: so many passes all make where they must keep step."""
+        """Lanes of the rank, or team, that carries most: so many passes all make where they must keep step."""
         return self._generation.deal.rounds if self._generation else 1
 
     @property
@@ -461,7 +462,9 @@ class Run:
         return only_place(self._hold())
 
     def _generation_at(self, place: Place, parted: bool) -> Generation:
-        deal = (Deal.interleaved if self._given.interleaved else Deal.contiguous)(place.all_lanes, place.world)
+        dealt = Deal.interleaved if self._given.interleaved else Deal.contiguous
+        check_team(self.tree.model.tp, place)
+        deal = dealt(place.all_lanes, place.world // place.team)
         return Generation(self._worker, place, deal, parts_per_lane=self.parts_per_lane, parted=parted)
 
     @property

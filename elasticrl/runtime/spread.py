@@ -13,6 +13,7 @@ import torch
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.team import ACROSS, AXIS
 from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.agree import Agreed
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.generation import Generation
-    from elasticrl.runtime.group import Gang
     from elasticrl.runtime.lanes import Deal
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
@@ -42,8 +42,8 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
     for name, role in given.roles.items():
         shard = held.pop(name, None)
-        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp"
-        role.strategy = strategy_for(name, role, worker.context, generation.gang, deal=leaves, shard=shard, fills=fills)
+        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp" and generation.team is None
+        role.strategy = strategy_for(name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills)
         generation.fills = False
         if shard is not None and role.strategy.shard is shard and count is not None:
             shard.go_to(count)
@@ -54,14 +54,43 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
 
 
 def strategy_for(
-    name: str, role: Trained, context: Context, gang: Gang, *, deal: Deal, shard: Shard | None, fills: bool
+    name: str, role: Trained, context: Context, generation: Generation, *, deal: Deal, shard: Shard | None, fills: bool
 ) -> Strategy:
     """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind. `shard` is that of
     an earlier generation, whose versions are kept if it is cut as this one's will be. `fills`: it is filled with what was kept.
     """
     tree: Tree = context.tree
     kind, given, host = strategy_of(tree, name), role.given, offloaded(tree, name)
-    group, device, bucket_bytes = gang.group, context.device, tree.lanes.bucket_bytes
+    gang, team, device, bucket_bytes = generation.gang, generation.team, context.device, tree.lanes.bucket_bytes
+    group = gang.group
+
+    def build(mesh: DeviceMesh) -> torch.nn.Module:
+        assert not isinstance(given, torch.nn.Module)
+        with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time
+            model = given(mesh)
+        check_rules(name, model, role.rule_of)
+        return model
+
+    if team is not None:
+        if kind == "deepspeed":
+            raise Misuse(f"The strategy of {name} is {kind}, which knows no teams (model.tp: {team.size}): set fsdp.")
+        if isinstance(given, torch.nn.Module):
+            raise Misuse(
+                f"model.tp is {team.size}, so a team shares the model of {name}: register a function of the DeviceMesh that "
+                f'returns the model with parallelize_module applied over mesh["{AXIS}"] (and for fsdp then fully_shard over '
+                f'mesh["{ACROSS}"]), and use run.model.'
+            )
+        if kind == "fsdp":
+            from elasticrl.runtime.fsdp import Fsdp
+
+            return Fsdp(
+                build, role.rule_of, deal=deal, rank=team.number, group=team.across, device=device, shard=shard, offload=host,
+                team=team,
+            )  # fmt: skip
+        return Replicated(
+            build(team.mesh(device)), role.rule_of, deal=deal, rank=team.number,
+            group=team.across if deal.world > 1 else None, bucket_bytes=bucket_bytes, shard=shard, offload=host, team=team,
+        )  # fmt: skip
     if isinstance(given, torch.nn.Module):
         if kind != "replicated":
             raise Misuse(
@@ -84,12 +113,6 @@ def strategy_for(
             f"The strategy of {name} is replicated: register the model itself, not a function that builds it. For one that "
             "fully_shard cuts up set model.strategy: fsdp."
         )
-
-    def build(mesh: DeviceMesh) -> torch.nn.Module:
-        with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time
-            model = given(mesh)
-        check_rules(name, model, role.rule_of)
-        return model
 
     if kind == "deepspeed":
         return Zero(

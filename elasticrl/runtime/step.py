@@ -277,7 +277,7 @@ class Body:
         """An update is made."""
         progress = self.progress
         version = Version(progress.step, progress.mark + 1)
-        for leaf, turn, ids, filtered, by in self.used:
+        for leaf, turn, ids, filtered, by in self.used if self.generation.records else ():
             lane = leaf // self.generation.parts_per_lane
             self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered, by=by)
         self.used = []

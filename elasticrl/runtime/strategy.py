@@ -17,10 +17,12 @@ How gradients become this rank's shard of their sum, and how parameters get back
 from __future__ import annotations
 
 import math
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import torch
@@ -29,13 +31,17 @@ import torch.distributed as dist
 from elasticrl.runtime.digest import MASK, Digest, signed
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.lanes import Turn
+from elasticrl.runtime.layout import SumPlan, sum_plan
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.scalars import Tally, total
+from elasticrl.runtime.team import whole_name
 from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
     from elasticrl.runtime.lanes import Deal
+    from elasticrl.runtime.layout import Layout
     from elasticrl.runtime.shard import Shard
+    from elasticrl.runtime.team import Cut, Team
 
 # Where a chaos test may stop a rank, in the order they are passed. "reduce", "apply" and "gather" are in the middle of it.
 POINTS = (
@@ -59,16 +65,20 @@ class Reduced:
 
 
 class Strategy(ABC):
-    """The common part. `group` is None for a world of one."""
+    """The common part. `group` is None for a world of one. With a `team`, `rank` and `group` are those of its index."""
 
     model: torch.nn.Module  # as it computes
     listens = False  # it can digest a lane's gradient before that is added to others'
     _shard: Shard  # both are known once the subclass has the model
     _device: torch.device
 
-    def __init__(self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point) -> None:
+    def __init__(
+        self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point, team: Team | None = None
+    ) -> None:
         assert (group is None and deal.world == 1) or (group is not None and group.size() == deal.world), deal
-        self.deal, self.rank, self.group, self.point = deal, rank, group, point
+        self.deal, self.rank, self.group, self.point, self.team = deal, rank, group, point, team
+        self.everyone = team.everyone if team else group
+        self.cuts: Mapping[str, Cut] = {}  # what the team has cut, by the parameter's name
         self.turn: Turn | None = None
         self.left_out = False  # there is no backward pass in it
         self.repeats = False  # it is made once more, and nothing of it is added to anything
@@ -194,14 +204,41 @@ class Strategy(ABC):
 
     def digest(self) -> Digest:
         """Of the newest version, over all ranks. Collective."""
-        mine = self.shard.digest()
+        mine = self.shard.digest(self.counted())
         rows = torch.tensor([signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.wire)
-        everyone = gather(rows, [len(rows)] * self.deal.world, self.group)
+        everyone = gather(rows, [len(rows)] * self.deal.world * self.members, self.everyone)
         sums = dict.fromkeys(self.shard.rows, 0)
         for theirs in everyone:
             for row, value in zip(self.shard.rows, theirs.tolist(), strict=True):
                 sums[row] = (sums[row] + value) & MASK
         return Digest(version=self.shard.version + self.shard.applied, sums=sums)
+
+    @property
+    def members(self) -> int:
+        """Of a team."""
+        return self.team.size if self.team else 1
+
+    def counted(self, names: Collection[str] | None = None) -> Collection[str] | None:
+        """Of these parameters (None: of all) those that count here: what a team has whole counts on its first member."""
+        if self.team is None or self.team.index == 0:
+            return names
+        return [
+            name for name in (self.shard.layout.shapes if names is None else names) if whole_name(name) in self.cuts
+        ]
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """The parameters that all members of a team have whole."""
+        return frozenset(name for name in self.shard.layout.shapes if whole_name(name) not in self.cuts)
+
+    def place(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+        """Of what parameter this one is a part, that one's shape, and where it begins in it; None: it is whole."""
+        cut = self.cuts.get(whole_name(name)) if self.team else None
+        return None if cut is None or self.team is None else (cut.name, cut.shape, cut.box(self.team.index)[0])
+
+    def layouts(self) -> Sequence[Layout]:
+        """Of the members of a team, by index; each is that of all ranks of its index."""
+        return (self.shard.layout,)
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from this rank's lanes': for scalars that are needed before the backward pass. Collective."""
@@ -226,27 +263,58 @@ class Strategy(ABC):
 
     def _vote(self, notes: Sequence[float]) -> Reduced:
         """One exchange: the norm's parts, then the notes, then the lanes' tallies."""
-        plan = self.shard.sums
-        carried = self.deal.carried
+        sums = self._norms
+        counts = [sums.plans[rank % len(sums.plans)].counts[rank // len(sums.plans)] for rank in range(sums.ranks)]
         sample, tallies = self._numbers(self._tallies)
         width = sample.width
         squares = self.shard.squares()
         mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.wire)
         lengths = [
-            count + len(notes) + 1 + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)
+            count + len(notes) + 1 + len(self.deal.carried[rank // self.members]) * width
+            for rank, count in enumerate(counts)
         ]
-        everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
-        values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]
-        for left, right in plan.adds:
-            values[left] += values[right]
-        norm = math.sqrt(math.fsum(values[root] for root in plan.roots))
-        rest = [part[count:] for part, count in zip(everyone, plan.counts, strict=True)]
-        tally = self._total(sample, [part[len(notes) :] for part in rest])
+        everyone = [part.tolist() for part in gather(mine, lengths, self.everyone)]
+        norm = sums.norm([part[:count] for part, count in zip(everyone, counts, strict=True)])
+        rest = [part[count:] for part, count in zip(everyone, counts, strict=True)]
+        told = [part[len(notes) :] for part in rest]
+        self._check_teams(told)
+        tally = self._total(sample, told[:: self.members])
         return Reduced(norm=norm, tally=tally, notes=tuple(tuple(part[: len(notes)]) for part in rest))
+
+    @cached_property
+    def _norms(self) -> _Norms:
+        """How every rank finishes the sums of all ranks' squares."""
+        if self.team is None:
+            return _Norms((self.shard.sums,), (self.shard.sums.roots,))
+        layouts = self.layouts()
+        plans = tuple(
+            self.shard.sums if index == self.team.index else sum_plan(layout) for index, layout in enumerate(layouts)
+        )
+        counted = tuple(
+            tuple(
+                root
+                for name, root in zip(layout.shapes, plan.roots, strict=True)
+                if not index or name not in layouts[0].shapes
+            )
+            for index, (layout, plan) in enumerate(zip(layouts, plans, strict=True))
+        )
+        return _Norms(plans, counted)
+
+    def _check_teams(self, told: Sequence[Sequence[float]]) -> None:
+        """The members of a team had the same lanes, and computed the same of them. All ranks come to the same conclusion."""
+        for rank, mine in enumerate(told):
+            first = rank - rank % self.members
+            if struct.pack(f"{len(mine)}d", *mine) != struct.pack(
+                f"{len(told[first])}d", *told[first]
+            ):  # NaN is not itself
+                raise Misuse(
+                    f"Ranks {first} and {rank} are one team and tallied different numbers of the same lanes: a lane's pass "
+                    "depends on which member makes it (its data, or random numbers of no lane), or a member computes wrong."
+                )
 
     def _numbers(self, tallies: Mapping[int, Tally]) -> tuple[Tally, list[float]]:
         """The first lane's tally, and what this rank tells of all its lanes: what stands for the names, then each one's row."""
-        settle(self.group)  # what is read from here on may be what a peer is waited for
+        settle(self.everyone)  # what is read from here on may be what a peer is waited for
         first, *others = self.deal.carried[self.rank]
         names = tallies[first].names
         for lane in others:
@@ -270,6 +338,28 @@ class Strategy(ABC):
             for i, lane in enumerate(carried):
                 tallies[lane] = sample.like(numbers[i * width : (i + 1) * width])
         return total(tallies, self.deal.lanes)
+
+
+class _Norms(NamedTuple):
+    """The plans of a team's members, by index, and of each the roots that count."""
+
+    plans: tuple[SumPlan, ...]
+    counted: tuple[tuple[int, ...], ...]
+
+    @property
+    def ranks(self) -> int:
+        """Of the gang."""
+        return sum(len(plan.counts) for plan in self.plans)
+
+    def norm(self, squares: Sequence[Sequence[float]]) -> float:
+        """Of the whole gradient, from each rank's squares."""
+        found: list[float] = []
+        for index, (plan, roots) in enumerate(zip(self.plans, self.counted, strict=True)):
+            values = [value for part in squares[index :: len(self.plans)] for value in part]
+            for left, right in plan.adds:
+                values[left] += values[right]
+            found += [values[root] for root in roots]
+        return math.sqrt(math.fsum(found))
 
 
 def _mark(tally: Tally) -> float:

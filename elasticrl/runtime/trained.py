@@ -168,7 +168,11 @@ class Registered:
         """From here on `parts` are all that is registered, and what a run keeps beside it."""
         self.parts = parts = Parts()
         for name, role in self.roles.items():
-            parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"), steady=True)
+            live = role.live
+            shard = FlatShard(
+                live.shard, model=name, optimizer=f"{name}_optimizer", place=live.place, keeps=live.counted()
+            )
+            parts.register(name, shard, steady=True)
         for name, part in self.others.items():
             parts.register(name, part)
         parts.register("run", progress)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from chaos.live.local import Job
@@ -30,8 +31,10 @@ def alone(job: Job, folder: Path, steps: int) -> Path:
     return folder / job.name
 
 
-def ends_as_if_undisturbed(job: Job, folder: Path) -> None:
-    """A job that was told to stop does, with each sample used once and the bits of one process that nothing happens to."""
+def ends_as_if_undisturbed(job: Job, folder: Path, base: Callable[[Job, Path, int], Path] | None = None) -> None:
+    """A job that was told to stop does, with each sample used once and the bits of one process that nothing happens to, or of
+    what `base` says nothing has happened to.
+    """
     ended = list(job.daemons.values())
     job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
     assert [daemon.returncode for daemon in ended] == [STOPPED] * len(ended)
@@ -39,6 +42,6 @@ def ends_as_if_undisturbed(job: Job, folder: Path) -> None:
     ours = job.folder / "saves" / job.name
     used = audit(ours)
     assert used.ok, used.sentence
-    same = compare(read(alone(job, folder, used.steps)), read(ours))
+    same = compare(read((base or alone)(job, folder, used.steps)), read(ours))
     assert same.ok, same.sentence
     assert same.steps == used.steps + 1

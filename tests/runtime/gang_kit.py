@@ -177,7 +177,7 @@ class Nodes:
             worker.tell(
                 Place(
                     generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
-                    all_lanes=self.lanes, resume=self.resume,
+                    all_lanes=self.lanes, team=self.tree.model.tp, resume=self.resume,
                     rung=Rung.START if grows else self.rung, endpoint=f"127.0.0.1:{store.port}",
                     nodes=nodes, reason=f"generation {self.generation}", grows=grows,
                 )

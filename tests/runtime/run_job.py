@@ -33,6 +33,7 @@ from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.run import Run
+from elasticrl.runtime.team import local
 
 built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
@@ -52,6 +53,30 @@ def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def whole(*, even: bool = False) -> nn.Sequential:
+    """What a team shares, as one process has it. `even`: all that is cut in rows is cut evenly, as FSDP2 wants it."""
+    return nn.Sequential(
+        nn.Linear(24, 68), nn.GELU(), nn.Dropout(0.1), nn.Linear(68, 67), nn.LayerNorm(67), nn.Dropout(0.1),
+        nn.Linear(67, 8 if even else 5),
+    )  # fmt: skip
+
+
+def shared(mesh: DeviceMesh, *, even: bool = False, fsdp: bool = False) -> nn.Module:
+    """Cut evenly and unevenly, by rows and by columns, and not cut."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "3": RowwiseParallel(), "6": ColwiseParallel(output_layouts=Replicate())}
+    model = parallelize_module(whole(even=even), mesh["tp"], plan, src_data_rank=None)
+    if fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (model[0], model[3]):
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int)
@@ -60,6 +85,7 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
+    options.add_argument("--even", action="store_true", help="a team's model that FSDP2 can cut further")
     options.add_argument("--updates", type=int, default=1, help="in each step")
     options.add_argument("--counted", action="store_true", help="by run.updates")
     options.add_argument(
@@ -81,7 +107,9 @@ def main() -> None:
         )
         schedule = Warmup()
         device = run.context.device
-        model = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
+        model: Any = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
+        if run.tree.model.tp > 1:
+            model = partial(shared, even=args.even, fsdp=run.tree.model.strategy == "fsdp")
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":
@@ -165,7 +193,7 @@ def misbehave(path: str, step: int, run: Run, at: str, lane: int | None = None) 
             globals()["ever"] = fault.get("ever", False)
             wrong.append(BREAKS[fault["do"]](run))
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
-            next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
+            local(next(run.model.parameters())).data.view(-1).view(torch.int32)[5] ^= 1 << 20
 
 
 def flip(tensor: torch.Tensor) -> None:

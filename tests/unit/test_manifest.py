@@ -22,7 +22,15 @@ from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Cut, Version
 
 FACTS = Conditions(
-    job="ppo", lanes=8, batch=64, data="prompts:1000", config="abc", threads=1, isa="AVX2", versions={"torch": "2.13"}
+    job="ppo",
+    lanes=8,
+    batch=64,
+    data="prompts:1000",
+    config="abc",
+    threads=1,
+    tp=2,
+    isa="AVX2",
+    versions={"torch": "2.13"},
 )
 MANIFEST = Manifest(
     version=Version(1280, 2),
@@ -89,7 +97,9 @@ def test_a_whole_document_of_another_kind_or_format_is_refused_with_a_sentence()
         Committed.decode(MANIFEST.encode(), "c")
 
 
-@pytest.mark.parametrize(("name", "value"), [("lanes", 4), ("batch", 32), ("data", "other:7"), ("job", "sft")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lanes", 4), ("batch", 32), ("data", "other:7"), ("job", "sft"), ("tp", 4)]
+)
 def test_changed_lanes_batch_or_data_are_refused_and_can_be_allowed(name: str, value: object):
     now = replace(FACTS, **{name: value})
     (change,) = differences(FACTS, now)

@@ -93,7 +93,8 @@ def grow(scene: Scene) -> Move | None:
         return None
     seats = scene.arrange(scene.fates)
     came = len(seats) - len(plan.seats)
-    lanes, before, after = scene.settings.lanes, plan.world, sum(seat.slots for seat in seats)
+    lanes, team = scene.settings.lanes, scene.settings.team
+    before, after = plan.world // team, sum(seat.slots for seat in seats) // team
     if came <= 0:
         return None
     if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):

@@ -479,7 +479,7 @@ class Scene:
         ranks = 0
         fitting = []
         for seat in seats:  # never more ranks than lanes: a rank without a lane has nothing to do
-            if ranks + seat.slots <= self.settings.lanes:
+            if ranks + seat.slots <= self.settings.lanes * self.settings.team:
                 fitting.append(seat)
                 ranks += seat.slots
         return tuple(fitting)
@@ -515,6 +515,7 @@ class Scene:
             resume=self.view.committed,
             rung=rung,
             lanes=self.settings.lanes,
+            team=self.settings.team,
             endpoint=next((endpoint for endpoint in offers if endpoint), self._met_before(seats)),
             causes=causes[:KEPT],
             strike=strike,

@@ -18,7 +18,10 @@ def check_plan(view: View, plan: Plan) -> None:
     assert plan.causes, f"generation {number} has no cause"
     nodes = [seat.member.node for seat in plan.ring]
     assert len(set(nodes)) == len(nodes), f"generation {number} names a node twice: {sorted(nodes)}"
-    assert plan.world <= plan.lanes, f"generation {number} has {plan.world} ranks for {plan.lanes} lanes"
+    most = plan.lanes * plan.team
+    assert plan.world <= most, (
+        f"generation {number} has {plan.world} ranks, and {plan.lanes} lanes have room for {most}"
+    )
     assert all(seat.born <= number for seat in plan.seats), f"generation {number} has workers from the future"
     assert plan.seats or plan.phase is not Phase.TRAIN, f"generation {number} trains nobody"
     assert (plan.exit_code is None) == (plan.phase is not Phase.STOP), (

@@ -4,7 +4,7 @@ The one idea: a range of a flattened parameter is a few boxes of it, so whatever
 tensors in their own shapes, and any other strategy or world size can read them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,10 @@ class Range(Protocol):
         """Place in a row."""
 
 
+Within = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A parameter, its shape, and where a part of it begins."""
+
+
 class TwoVersions(Protocol):
     """What `elasticrl.runtime.shard.Shard` is: rows (parameters first, then each optimizer slot) of equal length."""
 
@@ -56,22 +60,39 @@ class TwoVersions(Protocol):
 class FlatShard:
     """A `Sharded` part: parameters are called `model.NAME`, optimizer slots `optimizer.state.NAME.SLOT`, as torch's are.
 
-    Restoring fills the shard in place; publishing its parameters to the model is the strategy's business.
+    Restoring fills the shard in place; publishing its parameters to the model is the strategy's business. A parameter may be
+    a part of one of another name: its `place` in that says which, that one's shape, and where the part begins. `keeps` are
+    the parameters that are kept by this rank, where others have some of them too.
     """
 
-    def __init__(self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer") -> None:
+    def __init__(
+        self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer",
+        place: Callable[[str], "Within | None"] = lambda _name: None, keeps: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         self._shard = shard
         self._model = model
         self._optimizer = optimizer
-        self._cut: dict[int, list[tuple[Piece, torch.Tensor]]] = {}  # by version in memory: there are two, used in turn
+        self._place = place
+        self._keeps = keeps if keeps is None else frozenset(keeps)
+        self._cut: dict[
+            tuple[int, bool], list[tuple[Piece, torch.Tensor]]
+        ] = {}  # by version in memory: two, used in turn
 
     def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The unchanged version's boxes, as views."""
+        return self._views(kept=False)
+
+    def kept(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Those that this rank keeps."""
+        return self._views(kept=True)
+
+    def _views(self, *, kept: bool) -> Iterator[tuple[Piece, torch.Tensor]]:
         state = self._shard.state
-        address = state.data_ptr()
-        if address not in self._cut:
-            self._cut[address] = list(self._boxes(state))
-        return iter(self._cut[address])
+        key = state.data_ptr(), kept
+        if key not in self._cut:
+            some = self._keeps if kept else None
+            self._cut[key] = list(self._boxes(state, [p for p in self._shard.pieces if some is None or p.name in some]))
+        return iter(self._cut[key])
 
     def values(self) -> Mapping[str, Any]:
         """How many updates it has had; the same on all ranks."""
@@ -81,13 +102,15 @@ class FlatShard:
         """The unchanged version is now that one."""
         self._shard.version, self._shard.applied = int(values["version"]), False
 
-    def _boxes(self, state: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _boxes(self, state: torch.Tensor, parts: Sequence[Range]) -> Iterator[tuple[Piece, torch.Tensor]]:
         dtype = name_of(state.dtype)
         for number, row in enumerate(self._shard.rows):
-            for part in self._shard.pieces:
-                name = f"{self._model}.{part.name}" if number == 0 else f"{self._optimizer}.state.{part.name}.{row}"
+            for part in parts:
+                param, shape, base = self._place(part.name) or (part.name, part.shape, (0,) * len(part.shape))
+                name = f"{self._model}.{param}" if number == 0 else f"{self._optimizer}.state.{param}.{row}"
                 at = part.at
                 for offset, lengths in boxes(part.shape, part.start, part.stop):
-                    piece = Piece(name, dtype, part.shape, offset, lengths)
+                    there = tuple(map(sum, zip(base, offset, strict=True)))
+                    piece = Piece(name, dtype, shape, there, lengths)
                     yield piece, state[number, at : at + piece.numel].view(lengths)
                     at += piece.numel

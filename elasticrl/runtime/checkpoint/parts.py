@@ -56,6 +56,14 @@ class Prepared(Protocol):
 
 
 @runtime_checkable
+class Shared(Protocol):
+    """Sharded state of which several ranks have some pieces: each is kept by one of them."""
+
+    def kept(self) -> Iterable[tuple[Piece, torch.Tensor]]:
+        """Of `pieces` those that this rank keeps."""
+
+
+@runtime_checkable
 class Emptied(Protocol):
     """State in pieces that can be told to begin anew."""
 
@@ -82,6 +90,7 @@ class Parts:
 
     def __init__(self, **parts: Part) -> None:
         self._parts: dict[str, Part] = {}
+        self._shared: dict[str, Shared] = {}
         self._sharded: dict[str, Sharded] = {}  # asked once: a protocol with members is slow to ask about
         self._replicated: dict[str, Replicated] = {}
         self._tables: list[Table] = []  # the newest first: making one and its text takes milliseconds
@@ -106,6 +115,8 @@ class Parts:
         self._parts[name] = part
         if steady:
             self._steady.add(name)
+        if isinstance(part, Shared):
+            self._shared[name] = part
         if isinstance(part, Sharded):
             self._sharded[name] = part
         elif isinstance(part, Replicated):
@@ -130,7 +141,8 @@ class Parts:
         steady = 0
         for name, part in self._parts.items():
             if isinstance(part, Sharded):
-                for piece, tensor in part.pieces() if name not in but else ():
+                shared = self._shared.get(name)
+                for piece, tensor in () if name in but else part.pieces() if shared is None else shared.kept():
                     pieces.append(_checked(name, piece, tensor))
                     tensors.append(tensor.detach())
                 own, loose = tree.split(name, dict(part.values()))

@@ -1,0 +1,48 @@
+"""PPO and GRPO with models that a team shares: the same bits for any number of teams, and through the death of a member."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_kit import small
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes, digests
+
+from elasticrl.ppo import tiny
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 3
+
+
+def nodes(folder: Path, conf: dict[str, Any], *, copies: int) -> Nodes:
+    return Nodes(folder, steps=STEPS, lanes=2, program="elasticrl.ppo.__main__", conf=conf, copies=copies)
+
+
+def outcome(gang: Nodes) -> dict[int, str]:
+    used = audit(gang.run_dir)
+    assert used.ok, used.sentence
+    assert used.steps == STEPS
+    return digests(gang.run_dir)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str):
+    conf = small(tmp_path)
+    more = {"algorithm": "grpo", "group": 4, "kl": {"where": "off"}} if algorithm == "grpo" else {"kl": {"coef": 0.01}}
+    conf["ppo"] = {"batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "critic_lr": 4e-3, **more}
+    conf["model"] = {"path": tiny.write(tmp_path / "small", hidden=32, layers=1), "tp": 2}
+    conf["node"] = {"workers": 2}
+    with nodes(tmp_path / "one", conf, copies=1) as gang:
+        gang.plan("n0", "n1")
+        gang.until_done(within_s=120.0)
+        expected = outcome(gang)
+    with nodes(tmp_path / "two", conf, copies=2) as gang:
+        gang.plan("n0", "n1", "n2", "n3")
+        gang.until_new(1, within_s=120.0)
+        gang.kill_worker("n2")
+        gang.plan("n0", "n1", "n2", "n3")
+        gang.until_done(within_s=120.0)
+        assert outcome(gang) == expected

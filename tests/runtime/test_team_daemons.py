@@ -1,0 +1,54 @@
+"""Teams under real daemons: two nodes of two workers each, killed one by one and node by node."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from gang_kit import Nodes
+
+from chaos.live.local import Job
+from tests.daemon.runtime_kit import PROGRAM, ends_as_if_undisturbed
+
+
+def one_team(_job: Job, folder: Path, steps: int) -> Path:
+    """The same job on one team that nothing happens to; where it left its chronicle."""
+    conf = {"model": {"tp": 2}, "node": {"workers": 2}}
+    with Nodes(folder, steps=steps, copies=1, conf=conf) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_done(within_s=120.0)
+        return nodes.run_dir
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(tmp_path: Path, kills: int):
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "node": {"workers": 2},
+        "model": {"tp": 2},
+        "checkpoint": {"every": 40},
+        "lanes": {"digest": "full"},
+    }
+    chance = random.Random(kills)
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+        job.start("n0", "n1")
+        job.until_steps(4, within_s=90.0, count=2)
+        for _ in range(kills):
+            victim = chance.randrange(4)
+            pids = {line.rank: line.pid for line in job.sealed()[-8:]}
+            at = time.monotonic()
+            os.kill(pids[victim], signal.SIGKILL)
+            job.until_steps(4, after=at + 0.05, within_s=60.0)
+            after = {line.rank: line.pid for line in job.sealed()[-4:]}
+            assert pids[victim] not in after.values()
+            assert pids[(victim + 2) % 4] in after.values(), "the other team's workers are the same processes"
+        at = time.monotonic()
+        job.kill_node("n1")
+        job.start("n1")
+        job.until_steps(4, after=at, within_s=90.0)
+        newest = max(line.step for line in job.sealed() if line.at < at)
+        assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path, one_team)

@@ -1,0 +1,54 @@
+"""A team's norm counts each parameter once; what would make a team wrong without a word is said."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import team_parts
+from forked_workers import Workers
+
+from elasticrl.contract.orders import Place
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.team import check_team
+
+GENERATION = count(1)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    gang = Workers(2)
+    yield gang
+    gang.close()
+
+
+def test_the_norm_is_that_of_the_whole_model_on_all_members(workers: Workers):
+    first, second = workers.run(team_parts.one_update, 2, generation=next(GENERATION))
+    assert first == second == pytest.approx(team_parts.norm_of_the_whole(), rel=1e-5)
+
+
+def test_a_team_that_cuts_nothing_is_told_so(workers: Workers):
+    for said in workers.run(team_parts.one_update, 2, generation=next(GENERATION), cut=False):
+        assert "would all compute the same: no parameter is cut" in said
+
+
+def test_members_that_tally_different_numbers_of_one_lane_are_named(workers: Workers):
+    for said in workers.run(team_parts.one_update, 2, generation=next(GENERATION), unlike=True):
+        assert "Ranks 0 and 1 are one team and tallied different numbers of the same lanes" in said
+
+
+PLACE = Place(generation=3, born=1, rank=5, world=8, all_lanes=8, team=2)
+
+
+def test_a_rank_carries_its_teams_lanes():
+    assert [list(replace(PLACE, rank=rank).lanes) for rank in range(8)] == [[0, 1]] * 2 + [[2, 3]] * 2 + [
+        [4, 5]
+    ] * 2 + [[6, 7]] * 2
+
+
+def test_a_node_with_another_size_of_teams_than_the_plan_is_told_so():
+    check_team(2, PLACE)
+    with pytest.raises(Misuse, match="the job's plan has teams of 2"):
+        check_team(4, PLACE)
+    with pytest.raises(Misuse, match="one process alone is no team"):
+        check_team(2, replace(PLACE, world=1, rank=0, team=1))
