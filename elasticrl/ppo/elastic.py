@@ -147,20 +147,11 @@ class ElasticRun:
 
     def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
-        step, made = self.base.progress.step, "rollout_logprobs" in self.buffer.rows.get(lane, {})
-        early = self._early(lane)
-        of: dict[int | None, list[SampleId]] = {}
-        for name in ids:
-            prompt, _, member = name.partition(".")
-            if member in ("", "0"):
-                of.setdefault(step - (name in early) if made else None, []).append(_sample(prompt))
-        for by, found in of.items() or [(None, list[SampleId]())]:
-            self.base.used(lane, found, turn=epoch, filtered=filtered, by=by)
-
-    def _early(self, lane: int) -> set[str]:
-        """The samples that were generated in the step before, by the weights that it began with: half of whole groups."""
-        ids, group = self.buffer.ids.get(lane, []), self.base.tree.ppo.group
-        return set(ids[: len(ids) // group // 2 * group]) if "ahead_behind" in self.buffer.facts else set()
+        prompts = [name for name in ids if name.partition(".")[2] in ("", "0")]
+        by = weights_of(self.buffer, lane, prompts, step=self.base.progress.step, group=self.base.tree.ppo.group)
+        for weights, found in by.items() or [(None, list[str]())]:
+            samples = [_sample(name.partition(".")[0]) for name in found]
+            self.base.used(lane, samples, turn=epoch, filtered=filtered, by=weights)
 
     def update(
         self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
@@ -244,6 +235,21 @@ class BufferPart:
                 f"{count(len(kept), 'lane')}, and there are {self._lanes} now: set lanes.count back until that step is over."
             )
         return [(lane, NOTHING) for lane in self._carried()]
+
+
+def weights_of(
+    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, group: int
+) -> Mapping[int | None, list[str]]:
+    """Which weights generated these samples of a lane, by the step that these weights began: this one, or the one before for
+    what was generated ahead, which is half of the lane's whole groups. None: nobody generated them here.
+    """
+    mine = buffer.ids.get(lane, [])
+    early = set(mine[: len(mine) // group // 2 * group]) if "ahead_behind" in buffer.facts else set()
+    made = "rollout_logprobs" in buffer.rows.get(lane, {})
+    found: dict[int | None, list[str]] = {}
+    for name in ids:
+        found.setdefault(step - (name in early) if made else None, []).append(name)
+    return found
 
 
 def collective(tree: Tree, role: str) -> bool:
