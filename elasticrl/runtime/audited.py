@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Rows = Mapping[str, torch.Tensor]
 
-
 WINDOW = 1 << 20  # elements of a shard whose update is computed twice
 
 

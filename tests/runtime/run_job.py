@@ -91,6 +91,7 @@ def main() -> None:
     options.add_argument(
         "--noise", action="store_true", help="each step draws from the generators that belong to no lane"
     )
+    options.add_argument("--carried", action="store_true", help="it asks which lanes are here")
     options.add_argument("--unlike", choices=("model", "data", "buffer", "lone"), help="each process has another one")
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     load_s = float(os.environ.get("LOAD_S", "0"))  # of this process alone
@@ -127,8 +128,10 @@ def main() -> None:
         for step in run.steps(args.steps):
             begun = time.monotonic()
             noise = torch.rand(()).item() if args.noise else 1.0
+            mine = run.carried if args.carried else range(lanes)
             for number in run.updates(args.updates) if args.counted else range(args.updates):
                 for lane in run.lanes():
+                    assert lane.index in mine, "a lane that is not prepared here"
                     points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
                     misbehave(args.faults, step, run, "lane", lane.index)
                     time.sleep(slow_s)

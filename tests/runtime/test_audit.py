@@ -2,6 +2,7 @@
 made of what it computed.
 """
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,21 @@ def test_an_audit_in_each_step_changes_no_bit_and_uses_no_sample_twice(tmp_path:
         assert not any("silent corruption" in worker.text for worker in nodes.workers.values())
 
 
-@pytest.mark.parametrize("ever", [False, True], ids=["once", "ever"])
-@pytest.mark.parametrize("what", ["weight", "activation", "gradient"])
-@pytest.mark.parametrize(("world", "place"), [(3, 0), (4, 1)], ids=["carries", "checks"])
+CARRIES, CHECKS = (3, 0), (4, 1)  # workers, and the place of rank 1
+OFTEN = [(CARRIES, "gradient", True), (CARRIES, "activation", False), (CHECKS, "weight", True)]
+SELDOM = [
+    pytest.param(place, what, ever, marks=pytest.mark.slow)
+    for place, what, ever in product((CARRIES, CHECKS), ("weight", "activation", "gradient"), (False, True))
+    if (place, what, ever) not in OFTEN
+]
+
+
+@pytest.mark.parametrize(("place", "what", "ever"), [*OFTEN, *SELDOM])
 def test_a_node_that_computes_wrongly_is_named_and_its_step_is_made_without_it(
-    tmp_path: Path, undisturbed, what: str, world: int, place: int, *, ever: bool
+    tmp_path: Path, undisturbed, place: tuple[int, int], what: str, *, ever: bool
 ):
-    step, lane = where(1, world, place)
+    world, _ = place
+    step, lane = where(1, *place)
     with Nodes(tmp_path, steps=STEPS, conf=ALWAYS) as nodes:
         nodes.fault(step=step, rank=1, do=what, lane=lane, ever=ever)
         everybody = [f"n{i}" for i in range(world)]
@@ -103,6 +112,13 @@ def test_a_shard_whose_memory_or_update_is_wrong_is_named_before_its_parameters_
         nodes.kill_worker("n1")
         nodes.plan("n0", "n2")
         ends_as_if_undisturbed(nodes, undisturbed)
+
+
+def test_a_script_that_prepares_the_lanes_that_are_here_is_asked_for_no_other(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS, conf=ALWAYS, args=("--carried",)) as nodes:
+        nodes.plan("n0", "n1")
+        ends_as_if_undisturbed(nodes, undisturbed)
+        assert all("lanes are not computed twice" in worker.text for worker in nodes.workers.values())
 
 
 def test_alone_a_device_that_is_wrong_in_the_same_way_each_time_is_not_found(tmp_path: Path):
