@@ -277,7 +277,8 @@ class Strategy(ABC):
         norm = sums.norm([part[:count] for part, count in zip(everyone, counts, strict=True)])
         rest = [part[count:] for part, count in zip(everyone, counts, strict=True)]
         told = [part[len(notes) :] for part in rest]
-        self._check_teams(told)
+        if self.team is not None:
+            self._check_teams(told)
         tally = self._total(sample, told[:: self.members])
         return Reduced(norm=norm, tally=tally, notes=tuple(tuple(part[: len(notes)]) for part in rest))
 
