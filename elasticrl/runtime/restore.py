@@ -50,7 +50,9 @@ def restore(
     for role in given.roles.values():
         role.live.publish()
     mark("publish")
-    return Sealing(generation, keeper, given, progress, sealed, agreed)
+    sealing = Sealing(generation, keeper, given, progress, sealed, agreed)
+    mark("digest")
+    return sealing
 
 
 class _Fill:
@@ -129,7 +131,7 @@ class _Fill:
             ) as source:
                 self.worker.timeline.mark("gather")
                 given.parts.restore(source, allow=() if agreed.remembered else self.allow, but={*here, "ledger"})
-                values = source.values
+                values, self.worker.timeline.read = source.values, source.read
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
             return values
         if agreed.checkpoint is not None:
