@@ -248,7 +248,9 @@ class Elastic:
         for when, generation, step, stages in self.lines(BEGINNING):
             took = {name: float(ms) / 1000 for name, ms in re.findall(r"(\w+) (\d+) ms", stages)}
             ready = monotonic(when)
-            formed = ready - sum(seconds for name, seconds in took.items() if name not in ("reach", "meet", "form"))
+            formed = ready - sum(
+                seconds for name, seconds in took.items() if name not in ("ahead", "reach", "meet", "form")
+            )
             read = sum(int(number) for number in re.findall(r"read (\d+) bytes", stages))
             found.append(Beginning(at=ready, generation=int(generation), step=int(step), formed=formed, read=read))
         return found

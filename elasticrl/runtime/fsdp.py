@@ -89,7 +89,7 @@ class Fsdp(Strategy):
         dtype = kinds.pop()
         self._device = torch.device(device)
         host = torch.device("cpu") if offload else self._device
-        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host)
+        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host, old=shard)
         for u, unit in enumerate(self._units):
             unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter

@@ -48,7 +48,7 @@ def restore(
     alike.check_beginning(agreed, generation.gang, given.cursor, given.roles)
     alike.check_buffers(generation.gang, given.roles, given.others, worker.say)
     for role in given.roles.values():
-        role.live.publish()
+        role.live.show()
     mark("publish")
     sealing = Sealing(generation, keeper, given, progress, sealed, agreed)
     mark("digest")

@@ -59,7 +59,12 @@ class FlatShard:
     Restoring fills the shard in place; publishing its parameters to the model is the strategy's business.
     """
 
-    def __init__(self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer") -> None:
+    def __init__(
+        self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer",
+        lacks: Sequence[tuple[int, Range]] | None = None,
+    ) -> None:  # fmt: skip
+        """Of rows, and of these ranges alone it `lacks` the data when it is to be restored; None: of all."""
+        self._lacks = lacks
         self._shard = shard
         self._model = model
         self._optimizer = optimizer
@@ -70,8 +75,15 @@ class FlatShard:
         state = self._shard.state
         address = state.data_ptr()
         if address not in self._cut:
-            self._cut[address] = list(self._boxes(state))
+            every = [(number, part) for number in range(len(self._shard.rows)) for part in self._shard.pieces]
+            self._cut[address] = list(self._boxes(state, every))
         return iter(self._cut[address])
+
+    def lacking(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Those of them whose data has to come from elsewhere."""
+        if self._lacks is None:
+            return self.pieces()
+        return self._boxes(self._shard.state, self._lacks)
 
     def values(self) -> Mapping[str, Any]:
         """How many updates it has had; the same on all ranks."""
@@ -81,13 +93,13 @@ class FlatShard:
         """The unchanged version is now that one."""
         self._shard.version, self._shard.applied = int(values["version"]), False
 
-    def _boxes(self, state: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _boxes(self, state: torch.Tensor, parts: Sequence[tuple[int, Range]]) -> Iterator[tuple[Piece, torch.Tensor]]:
         dtype = name_of(state.dtype)
-        for number, row in enumerate(self._shard.rows):
-            for part in self._shard.pieces:
-                name = f"{self._model}.{part.name}" if number == 0 else f"{self._optimizer}.state.{part.name}.{row}"
-                at = part.at
-                for offset, lengths in boxes(part.shape, part.start, part.stop):
-                    piece = Piece(name, dtype, part.shape, offset, lengths)
-                    yield piece, state[number, at : at + piece.numel].view(lengths)
-                    at += piece.numel
+        for number, part in parts:
+            row = self._shard.rows[number]
+            name = f"{self._model}.{part.name}" if number == 0 else f"{self._optimizer}.state.{part.name}.{row}"
+            at = part.at
+            for offset, lengths in boxes(part.shape, part.start, part.stop):
+                piece = Piece(name, dtype, part.shape, offset, lengths)
+                yield piece, state[number, at : at + piece.numel].view(lengths)
+                at += piece.numel
