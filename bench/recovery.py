@@ -501,8 +501,12 @@ def ways(row: Mapping[str, Any]) -> str:
 
 
 def counts(text: str) -> list[int]:
-    """The type of an option with sizes, as 1e4,2e7."""
-    return [int(float(word)) for word in text.split(",")]
+    """Sizes, from what was asked for.
+
+    >>> counts("1e4,2e7"), counts("")
+    ([10000, 20000000], [])
+    """
+    return [int(float(word)) for word in text.split(",") if word]
 
 
 def main() -> int:
@@ -511,11 +515,11 @@ def main() -> int:
     parser.add_argument("--sides", default="elasticrl,torchrun-best", type=some_of(SIDES))
     parser.add_argument("--faults", default=",".join(KNOWN), type=some_of(KNOWN))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--params", type=counts, default=[], help="sizes: so many parameters more")
-    parser.add_argument("--state", type=counts, default=[], help="sizes: so many numbers without gradients")
+    parser.add_argument("--params", default="", help="sizes: so many parameters more")
+    parser.add_argument("--state", default="", help="sizes: so many numbers without gradients")
     end_cleanly()
     options = parser.parse_args()
-    if sizes := [{"params": n} for n in options.params] + [{"state": n} for n in options.state]:
+    if sizes := [{"params": n} for n in counts(options.params)] + [{"state": n} for n in counts(options.state)]:
         asked = [fault for fault in BY_SIZE if fault in options.faults]
         return by_size(sizes, asked, options.trials, options.json)
     sides, faults = options.sides, options.faults

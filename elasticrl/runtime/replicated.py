@@ -173,14 +173,17 @@ class Replicated(Strategy):
         """What the next generation may use again: nothing of what a collective may still write to."""
         nothing: tuple[None, ...] = (None,) * len(self.buckets)
         late = {n % len(self.buckets) for n, work in enumerate(self._works) if not work.is_completed()}
-        on_host = self.wire.type == "cpu"  # elsewhere torch keeps memory by itself
+        if (
+            self.wire.type != "cpu"
+        ):  # there torch keeps memory, and a collective that was waited for may still be under way
+            return Rows(buckets=self.buckets, params=nothing, version=None, leaves=((),) * len(nothing), inbox=nothing)
         return Rows(
             buckets=self.buckets,
             params=nothing if self.shows is None else tuple(self._rows),
             version=self.shows,
             # What is sent late from there goes to those who are in a group that we have left.
-            leaves=tuple(tuple(self._leaves(b)) if on_host else () for b in range(len(self.buckets))),
-            inbox=tuple(None if b in late or not on_host else box for b, box in enumerate(self._boxes)),
+            leaves=tuple(tuple(self._leaves(b)) for b in range(len(self.buckets))),
+            inbox=tuple(None if b in late else box for b, box in enumerate(self._boxes)),
         )
 
     def ahead(self) -> Rows:

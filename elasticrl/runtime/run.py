@@ -410,7 +410,7 @@ class Run:
             beat, say = self._worker.beat, self._worker.say
             try:
                 with beat.waiting():
-                    if new and place.world > 1:
+                    if new and place.grows:  # the gang trains on meanwhile; others would wait for it
                         ahead(generation, self._given)
                         self.timeline.mark("ahead")
                     generation.form()

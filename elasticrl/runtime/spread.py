@@ -80,7 +80,7 @@ def _from_memory(strategy: Strategy, old: Shard | None, count: int | None) -> li
 
 
 def ahead(generation: Generation, given: Registered) -> None:
-    """Memory for the models of a process that is new, before it meets the others, who would have to wait for that."""
+    """Memory for the models of a process that joins, before it meets the gang, which would have to wait for that."""
     context, leaves = generation.worker.context, generation.deal.leaves(generation.parts_per_lane)
     if context.device != "cpu":  # elsewhere memory takes no time
         return
