@@ -1,6 +1,7 @@
 """Seconds from a fault to the next step of all ranks: elasticrl beside stock torchrun, in one run, in turn.
 
     python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,...]
+    python bench/recovery.py --params 1e4,2e7,1e8 [--state 2e7] [--trials 3] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl's worker is a real model under `runtime.join`, and what is
 timed is the next *sealed* step: applied everywhere, whole in the vaults and copied. torchrun's is a loop that sleeps and
@@ -26,6 +27,13 @@ unblock     until the last survivor is out of the broken group (beside the two a
 reform      from the plan until the last rank's new group stands
 restore     until the last rank has agreed, read and published
 first step  until the step is sealed on all ranks
+
+With `--params` or `--state` elasticrl alone is measured, with so many more parameters (each with a gradient and Adam's two
+moments), and then with so many numbers of state without gradients, which leave the step short. The faults are then worker,
+node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory, by
+itself. The *floor* is what reform and restore moved, divided by the bandwidth of its way, which the same run measures. `again`
+is the step that comes again, which takes as long as a usual one. (It is sealed by the next one's vote, which is not taken off.)
+The goal is recovery without it, or the stall of a join, of at most 0.3 s and one and a half floors.
 """
 
 import argparse
@@ -47,6 +55,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.moved import Counters, loopback_bandwidth, memory_bandwidth
 from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.errors import Late
 from chaos.live.local import Job, Sealed, parse
@@ -73,24 +82,35 @@ class Cost:
     lost: int | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
     named: tuple[str, ...] = ()  # nodes that the plan which answered it is about
+    step_s: float = 0.0  # a usual step
+    moved: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bytes, by stage and way
 
 
 class Elastic:
     """elasticrl, with a warm spare process on each node."""
 
-    def __init__(self, *, step_ms: float = STEP_MS, save_every: int = 100_000) -> None:
-        conf = {
+    def __init__(self, *, step_ms: float = STEP_MS, save_every: int = 100_000, params: int = 0, state: int = 0) -> None:
+        conf: dict[str, Any] = {
             "job": {"program": str(PROGRAM), "seed": 7},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
             "lanes": {"count": 6},
             "checkpoint": {"every": save_every},
         }
+        # A vault is in memory: in a folder of a disk, the disk's speed would be measured.
+        self.vaults = tempfile.mkdtemp(prefix="elasticrl-", dir="/dev/shm") if params or state else ""
+        conf |= {"vault": {"dir": self.vaults}} if self.vaults else {}
+        size = ("--params", str(params), "--state", str(state))
         self.job = Job(
-            etcd=1, name="bench", conf=conf, script_args=("--step-ms", str(step_ms), "--faults", "{folder}/fault")
+            etcd=1,
+            name="bench",
+            conf=conf,
+            script_args=("--step-ms", str(step_ms), "--faults", "{folder}/fault", *size),
         )
+        self.counters = Counters()
 
     def __enter__(self) -> Self:
         self.job.__enter__()
+        self.counters.__enter__()
         try:
             self.job.start(*NODES)
             self.ready()
@@ -100,7 +120,10 @@ class Elastic:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.counters.__exit__()
         self.job.__exit__(None, None, None)
+        if self.vaults:
+            shutil.rmtree(self.vaults, ignore_errors=True)
 
     def ready(self) -> None:
         """Three ranks train, and every node has its spare again."""
@@ -163,12 +186,17 @@ class Elastic:
         began = [beginning for beginning in self.beginnings() if beginning.at > at]
         lost = max(0, newest - max((beginning.step for beginning in began), default=0))
         plan = next((line for line in reversed(self.log("plan.adopted")) if at < monotonic(line["at"]) < back), None)
-        stages = self.stages(at, back, plan, began) if plan else {}
+        stages, moved = self.stages(at, back, plan, began) if plan else ({}, {})
         named = tuple(plan["nodes"]) if plan else ()
-        return Cost(took_s=back - at, stall_s=self.stall(at, back), lost=lost, stages=stages, named=named)
+        stall_s, step_s = self.stall(at, back)
+        return Cost(
+            took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, step_s=step_s, moved=moved
+        )
 
-    def stages(self, at: float, back: float, plan: dict[str, Any], began: list["Beginning"]) -> dict[str, float]:
-        """See the module's text."""
+    def stages(
+        self, at: float, back: float, plan: dict[str, Any], began: list["Beginning"]
+    ) -> tuple[dict[str, float], dict[str, dict[str, int]]]:
+        """How long each took, and what it moved: see the module's text."""
         generation = plan["generation"]
         signs = self.log(*SIGNS) + [line for line in self.log("workers.changed") if line["work"] in LOST]
         sign = min((when for line in signs if (when := monotonic(line["at"])) > at), default=at)
@@ -179,24 +207,35 @@ class Elastic:
         found = [sign - at, adopted - sign, None, formed - adopted, ready - formed, back - ready]
         left = [monotonic(when) for when, _ in self.lines(LEAVING) if monotonic(when) > at]
         found[2] = max(left) - at if left else 0.0
-        return dict(zip(STAGES, (float(stage or 0.0) for stage in found), strict=True))
+        bounds = {
+            "detect": (at, sign),
+            "decide": (sign, adopted),
+            "reform": (adopted, formed),
+            "restore": (formed, ready),
+        }
+        bounds["first step"] = (ready, back)
+        moved = {name: self.counters.between(*bound) for name, bound in bounds.items()}
+        moved["restore"]["memory"] = sum(beginning.read for beginning in mine)
+        return dict(zip(STAGES, (float(stage or 0.0) for stage in found), strict=True)), moved
 
     def log(self, *names: str) -> list[dict[str, Any]]:
         """All daemons' lines of these events, oldest first."""
         lines = [line for node in NODES for line in self.job.events(node) if line["event"] in names]
         return sorted(lines, key=lambda line: str(line["at"]))
 
-    def stall(self, at: float, back: float) -> float:
+    def stall(self, at: float, back: float) -> tuple[float, float]:
+        """The longest pause beyond a usual step, and a usual step."""
         times: dict[int, list[float]] = {}
         for line in self.job.sealed():
-            if at - 2.0 < line.at < back + 0.3:
+            if at - 5.0 < line.at < back + 0.3:
                 times.setdefault(line.pid, []).append(line.at)
         longest, usual = [], []
         for mine in times.values():
             gaps = [(b - a, a, b) for a, b in pairwise(mine)]
             usual += [gap for gap, _, b in gaps if b < at]
             longest += [gap for gap, a, b in gaps if b > at and a < back]
-        return max(0.0, max(longest, default=0.0) - statistics.median(usual or [0.0]))
+        step_s = statistics.median(usual or [0.0])
+        return max(0.0, max(longest, default=0.0) - step_s), step_s
 
     def lines(self, pattern: re.Pattern[str]) -> list[tuple[str, ...]]:
         """What the workers' logs say of this."""
@@ -209,8 +248,11 @@ class Elastic:
         for when, generation, step, stages in self.lines(BEGINNING):
             took = {name: float(ms) / 1000 for name, ms in re.findall(r"(\w+) (\d+) ms", stages)}
             ready = monotonic(when)
-            formed = ready - sum(seconds for name, seconds in took.items() if name not in ("reach", "form"))
-            found.append(Beginning(at=ready, generation=int(generation), step=int(step), formed=formed))
+            formed = ready - sum(
+                seconds for name, seconds in took.items() if name not in ("ahead", "reach", "meet", "form")
+            )
+            read = sum(int(number) for number in re.findall(r"read (\d+) bytes", stages))
+            found.append(Beginning(at=ready, generation=int(generation), step=int(step), formed=formed, read=read))
         return found
 
 
@@ -222,6 +264,7 @@ class Beginning:
     generation: int
     step: int
     formed: float  # when its group stood
+    read: int = 0  # bytes of kept state, from memory
 
 
 def monotonic(wall: str) -> float:
@@ -355,11 +398,11 @@ STALLS = {"worker": 0.2, "join": 0.2}
 KNOWN = ("worker", "stop", "hang", "node", "join", "cut", "leader")
 
 
-def trial(side: str, faults: list[str]) -> dict[str, Cost]:
+def trial(side: str, faults: list[str], **size: int) -> dict[str, Cost]:
     """One fresh job, each fault once. What does not come back in time is missing, and ends the trial."""
     found: dict[str, Cost] = {}
     away = False  # whether a node was taken away: only `join` brings it back
-    with SIDES[side]() as job:
+    with SIDES[side](**size) as job:
         for fault in faults:
             if not hasattr(job, fault):
                 continue  # torchrun does not notice a stopped or hung worker, or a silent node, within minutes
@@ -377,14 +420,108 @@ def trial(side: str, faults: list[str]) -> dict[str, Cost]:
         return found
 
 
+BY_SIZE = ("worker", "node", "join")
+SLACK_S, FLOORS = 0.3, 1.5  # the goal: recovery without the step that comes again is at most this, and so many floors
+
+
+def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json: bool) -> int:
+    """Each fault at each size, against its floor."""
+    watch = Watch()
+    speeds = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}
+    found: dict[str, dict[str, list[Cost]]] = {}
+    for number in range(trials):
+        for size in sizes:
+            of = ", ".join(f"{count:.0e} {name}" for name, count in size.items())
+            costs = trial("elasticrl", faults, **size)
+            watch.look()
+            for fault, cost in costs.items():
+                found.setdefault(of, {}).setdefault(fault, []).append(cost)
+            told = ", ".join(f"{fault} {cost.took_s:.3f} s" for fault, cost in costs.items())
+            print(f"trial {number + 1}: {of}: {told}; load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    rows = [row for of, costs in found.items() for row in (judged(of, fault, costs[fault], speeds) for fault in costs)]
+    if as_json:
+        dump(
+            {
+                "bench": "recovery by size",
+                "rows": rows,
+                "bandwidth": speeds,
+                "noise": watch.noise(),
+                "machine": watch.machine(),
+            }
+        )
+    else:
+        shown = [
+            (
+                row["size"], row["fault"], f"{row['took_s']:.2f}", f"{row['again_s']:.2f}", f"{row['rest_s']:.2f}",
+                f"{row['stall_s']:.2f}", f"{row['floor_s']:.2f}", f"{row['goal_s']:.2f}", f"{row['ratio']:.1f}",
+            )
+            for row in rows
+        ]  # fmt: skip
+        notes = [f"{row['size']}, {row['fault']}: {ways(row)}" for row in rows]
+        rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in speeds.items())
+        notes += [rates, f"load {os.getloadavg()[0]:.1f}", watch.noise()]
+        heads = ("size", "fault", "recovery", "again", "rest", "stall", "floor", "goal of rest", "rest / floor")
+        show("seconds, by size (medians)", heads, shown, [note for note in notes if note])
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) -> dict[str, Any]:
+    """One fault at one size: medians, and what was moved."""
+    stages = {name: statistics.median(cost.stages.get(name, 0.0) for cost in costs) for name in STAGES}
+    moved = {
+        stage: {
+            way: int(statistics.median(cost.moved.get(stage, {}).get(way, 0) for cost in costs))
+            for way in ("memory", "loopback", "disk")
+        }
+        for stage in STAGES
+        if stage != "unblock"
+    }
+    # Of a join the others train on until its group forms, and move what a step moves.
+    needed = ["restore"] if fault == "join" else ["reform", "restore"]
+    floor_s = sum(moved[stage][way] / rate for stage in needed for way, rate in speeds.items())
+    rest_s = statistics.median(cost.took_s - cost.step_s for cost in costs)
+    stall_s = statistics.median(cost.stall_s or 0.0 for cost in costs)
+    counts = stall_s if fault == "join" else rest_s  # a join is in nobody's way but for the stall
+    goal_s = SLACK_S + FLOORS * floor_s
+    return {
+        "size": of, "fault": fault, "trials": len(costs), "took_s": statistics.median(cost.took_s for cost in costs),
+        "again_s": statistics.median(cost.step_s for cost in costs), "rest_s": rest_s, "stall_s": stall_s,
+        "floor_s": floor_s, "goal_s": goal_s, "ratio": counts / floor_s if floor_s else 0.0, "met": counts <= goal_s,
+        "lost": sum(cost.lost or 0 for cost in costs), "stages": stages, "moved": moved,
+    }  # fmt: skip
+
+
+def ways(row: Mapping[str, Any]) -> str:
+    """Its stages, and what each moved."""
+    parts = []
+    for name, took in row["stages"].items():
+        each = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in row["moved"].get(name, {}).items() if nbytes > 5e5]
+        parts.append(f"{name} {1000 * took:.0f} ms" + (f" ({', '.join(each)})" if each else ""))
+    return ", ".join(parts) + (f"; {row['lost']} steps lost" if row["lost"] else "")
+
+
+def counts(text: str) -> list[int]:
+    """Sizes, from what was asked for.
+
+    >>> counts("1e4,2e7"), counts("")
+    ([10000, 20000000], [])
+    """
+    return [int(float(word)) for word in text.split(",") if word]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--sides", default="elasticrl,torchrun-best", type=some_of(SIDES))
     parser.add_argument("--faults", default=",".join(KNOWN), type=some_of(KNOWN))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--params", default="", help="sizes: so many parameters more")
+    parser.add_argument("--state", default="", help="sizes: so many numbers without gradients")
     end_cleanly()
     options = parser.parse_args()
+    if sizes := [{"params": n} for n in counts(options.params)] + [{"state": n} for n in counts(options.state)]:
+        asked = [fault for fault in BY_SIZE if fault in options.faults]
+        return by_size(sizes, asked, options.trials, options.json)
     sides, faults = options.sides, options.faults
     watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}

@@ -84,6 +84,7 @@ class Job:
         self.etcd = LocalCluster(self.folder / "etcd", members=etcd)
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.metrics_ports: dict[str, int] = {}
+        self.vaults = Path((conf or {}).get("vault", {}).get("dir", self.folder / "vault"))
         self._loop = asyncio.new_event_loop()
         self._script_args = script_args
         self._conf = conf or {}
@@ -112,7 +113,7 @@ class Job:
             "membership": {"min_nodes": 2, "max_nodes": 4, "settle": "500ms", "lease_ttl": "5s", "keepalive": "1500ms"},
             "timeouts": {"floor": "2s", "slack": 20, "confirm": "500ms"},
             "lanes": {"count": 12},
-            "vault": {"dir": str(self.folder / "vault"), "copies": 1},
+            "vault": {"dir": str(self.vaults), "copies": 1},
             "checkpoint": {"dir": str(self.folder / "saves")},
             "telemetry": {"log_dir": str(self.folder / "log"), "format": "json"},
         }
@@ -204,7 +205,7 @@ class Job:
         """A question to a node's vault."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(10.0)
-            sock.connect(str(self.folder / "vault" / self.name / node / CONTROL))
+            sock.connect(str(self.vaults / self.name / node / CONTROL))
             sock.sendall(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
             return dict(json.loads(sock.makefile("rb").readline()))
 
@@ -237,7 +238,7 @@ class Job:
         process.wait(10.0)
         for pid in all_pids():  # by name: one that is too busy to answer, or just begins, would stay for ever
             words = command_line(pid)
-            if "elasticrl.runtime.vault" in words and f"--node {node} " in words and f"{self.folder}/" in words:
+            if "elasticrl.runtime.vault" in words and f"--node {node} " in words and f"{self.vaults}/" in words:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if agent and "elasticrl.agent" in command_line(agent):

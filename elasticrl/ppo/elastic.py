@@ -16,6 +16,7 @@ import torch
 
 from elasticrl.base.words import count
 from elasticrl.ppo.run import Ahead, Buffer
+from elasticrl.ppo.staleness import Staleness, staleness_of
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.trained import strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused
@@ -148,7 +149,8 @@ class ElasticRun:
     def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
         prompts = [name for name in ids if name.partition(".")[2] in ("", "0")]
-        by = weights_of(self.buffer, lane, prompts, step=self.base.progress.step, group=self.base.tree.ppo.group)
+        tree, step = self.base.tree, self.base.progress.step
+        by = weights_of(self.buffer, lane, prompts, step=step, group=tree.ppo.group, staleness=staleness_of(tree))
         for weights, found in by.items() or [(None, list[str]())]:
             samples = [_sample(name.partition(".")[0]) for name in found]
             self.base.used(lane, samples, turn=epoch, filtered=filtered, by=weights)
@@ -238,17 +240,18 @@ class BufferPart:
 
 
 def weights_of(
-    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, group: int
+    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, group: int, staleness: Staleness
 ) -> Mapping[int | None, list[str]]:
-    """Which weights generated these samples of a lane, by the step that these weights began: this one, or the one before for
-    what was generated ahead, which is half of the lane's whole groups. None: nobody generated them here.
+    """Which weights generated these samples of a lane, by the step that these weights began: this one, or for what was generated
+    ahead the first of its period. None: nobody generated them here.
     """
     mine = buffer.ids.get(lane, [])
-    early = set(mine[: len(mine) // group // 2 * group]) if "ahead_behind" in buffer.facts else set()
+    early = set(mine[: staleness.part(len(mine), group)]) if "ahead_behind" in buffer.facts else set()
     made = "rollout_logprobs" in buffer.rows.get(lane, {})
     found: dict[int | None, list[str]] = {}
     for name in ids:
-        found.setdefault(step - (name in early) if made else None, []).append(name)
+        by = staleness.period(step - 1) if name in early else step
+        found.setdefault(by if made else None, []).append(name)
     return found
 
 

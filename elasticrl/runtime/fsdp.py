@@ -95,7 +95,8 @@ class Fsdp(Strategy):
         self._device = torch.device(device)
         host = torch.device("cpu") if offload else self._device
         by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
-        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host)
+        old = shard if team is None else None
+        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old)
         for u, unit in enumerate(self._units):
             unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter

@@ -7,7 +7,7 @@ must come out the same for any world (norms, digests, files) speaks of elements 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,6 +55,10 @@ class Piece:
     def there(self) -> slice:
         """Its place in the shard."""
         return slice(self.at, self.at + self.count)
+
+    def part(self, start: int, stop: int) -> Piece:
+        """Elements start <= i < stop of it."""
+        return replace(self, start=start, stop=stop, at=self.at + start - self.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,30 @@ def striped(all_buckets: Sequence[Bucket], world: int) -> Layout:
             at += part
         ranks.append(tuple(mine))
     return Layout(size=sum(parts), pieces=tuple(ranks))
+
+
+def common(pieces: Sequence[Piece], others: Sequence[Piece]) -> tuple[list[tuple[Piece, Piece]], list[Piece]]:
+    """What both have, as parts of the ones and of the others, by name and place; and what the first have alone. Neither has an
+    element twice.
+    """
+    there: dict[str, list[Piece]] = {}
+    for other in sorted(others, key=lambda other: other.start):
+        there.setdefault(other.name, []).append(other)
+    starts = {name: [other.start for other in found] for name, found in there.items()}
+    both: list[tuple[Piece, Piece]] = []
+    alone: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.name, piece.start)):
+        at, found = piece.start, there.get(piece.name, [])
+        for other in found[max(0, bisect_right(starts.get(piece.name, ()), at) - 1) :]:
+            start, stop = max(at, other.start), min(piece.stop, other.stop)
+            if other.start >= piece.stop:
+                break
+            if start < stop:
+                alone += [piece.part(at, start)] if at < start else []
+                both.append((piece.part(start, stop), other.part(start, stop)))
+                at = stop
+        alone += [piece.part(at, piece.stop)] if at < piece.stop else []
+    return both, alone
 
 
 class Edge(NamedTuple):

@@ -61,10 +61,11 @@ class Timeline:
 
     at: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    read: int = 0  # bytes of kept state
 
     def begin(self) -> None:
         """Now."""
-        self.at, self.stages = time.monotonic(), {}
+        self.at, self.stages, self.read = time.monotonic(), {}, 0
 
     def mark(self, stage: str) -> None:
         """The stage ends here."""
@@ -73,4 +74,5 @@ class Timeline:
         self.at = now
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
+        stages = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
+        return f"{stages}, read {self.read} bytes"

@@ -11,7 +11,7 @@ With the lanes dealt evenly this moves the bytes of a reduce-scatter and an all-
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, digest_of, outliers, signed, strangers
+from elasticrl.runtime.group import settle
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
-from elasticrl.runtime.layout import UNIT, Bucket, buckets, striped, up
+from elasticrl.runtime.layout import UNIT, Bucket, Piece, buckets, common, striped, up
 from elasticrl.runtime.names import parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
@@ -29,7 +30,7 @@ from elasticrl.runtime.team import cuts_of, lie_in, local, local_grad, whole_nam
 from elasticrl.runtime.torch_names import all_gather_single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -41,11 +42,31 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 16 << 20  # each bucket costs about a millisecond of gloo; DDP uses 25 MiB
 
 
+SPARE = 64 * UNIT  # elements of a bucket's memory beyond its size: as many as a gang of 64 rounds up to
+
+
 class _Row(NamedTuple):
     """Memory for one bucket's gradient. The views are made once: each pass asks for all of them."""
 
+    store: torch.Tensor  # all of the memory
     flat: torch.Tensor
     places: tuple[torch.Tensor, ...]  # one for each parameter, in its shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The memory of a strategy that is spent, for the next one's: no collective writes to it any more. New memory takes a
+    second for four gigabytes, and in the first step every rank would wait for it.
+
+    Example: Rows(buckets=(Bucket(...),), params=(tensor([0.31, ...]),), version=1284, leaves=((...),), inbox=(None,))
+    """
+
+    buckets: tuple[Bucket, ...]
+    params: tuple[torch.Tensor | None, ...]  # what the model computes with, by bucket, each with some room to spare
+    version: int | None  # whose parameters are in it
+    leaves: tuple[tuple[torch.Tensor, ...], ...]  # of lanes' gradients
+    inbox: tuple[torch.Tensor | None, ...]
+    shard: Shard | None = None  # one of which nothing is worth keeping but its memory
 
 
 @dataclass(slots=True)
@@ -70,11 +91,12 @@ class Replicated(Strategy):
     def __init__(
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
         group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
-        shard: Shard | None = None, offload: bool = False, team: Team | None = None,
+        shard: Shard | None = None, offload: bool = False, team: Team | None = None, rows: Rows | None = None,
     ) -> None:  # fmt: skip
         """With a `team` the model is one that its members have cut up between them: see `runtime.team`.
 
-        `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
+        `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept. `rows` are those
+        of an earlier generation, which stay where they are, with the parameters that they hold.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
@@ -98,9 +120,14 @@ class Replicated(Strategy):
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
         host = torch.device("cpu") if offload else self._device
         by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
-        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host)
+        old = None if team else shard or (rows.shard if rows else None)
+        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old)
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
-        self._flat = [self._row(i) for i in range(len(self.buckets))]
+        if rows is None or rows.buckets != self.buckets:
+            rows = None
+        self.shows = rows.version if rows else None
+        self._rows = [self._store(i, rows.params[i] if rows else None) for i in range(len(self.buckets))]
+        self._flat = [row[: part * deal.world] for row, part in zip(self._rows, self._parts, strict=True)]
         self._adopt(fill=not kept)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
         self._hooks: list[RemovableHandle] = [
@@ -112,12 +139,20 @@ class Replicated(Strategy):
         # All subtrees of the gang in the order they arrive here: wave by wave, in a wave by rank.
         self._arrivals = [[mine[j] for mine in self._subtrees if j < len(mine)] for j in range(self._waves)]
         self._nothing = torch.empty(0, dtype=dtype, device=self.wire)
-        self._inbox = [
-            torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=self.wire) for part in self._parts
+        come = sum(map(len, self._subtrees))
+        boxes: tuple[torch.Tensor | None, ...] = rows.inbox if rows else (None,) * len(self.buckets)
+        self._boxes = [
+            box
+            if box is not None and box.numel() >= come * part
+            else torch.empty(come * part, dtype=dtype, device=self.wire)
+            for box, part in zip(boxes, self._parts, strict=True)
         ]
+        self._inbox = [box[: come * part].view(come, part) for box, part in zip(self._boxes, self._parts, strict=True)]
         self._spare: list[list[_Row]] = [[] for _ in self.buckets]
         self._names = [name for bucket in self.buckets for name, _, _ in bucket.params]
         self._heard: dict[int, dict[int, int]] = {}  # by leaf and parameter
+        for b, leaves in enumerate(rows.leaves if rows else ()):
+            self._spare[b] = [self._row_of(b, leaf) for leaf in leaves if leaf.numel() >= self._flat[b].numel()]
         for param in self.params:
             param.grad = None
         self._start()
@@ -161,9 +196,48 @@ class Replicated(Strategy):
             hook.remove()
         self._filling.clear()  # they refer to us: without them all rows go at once, and not when Python next looks for circles
 
-    def _row(self, bucket: int) -> torch.Tensor:
-        """A bucket's row of memory. Zeros, since padding is sent and added too."""
-        return torch.zeros(self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self.wire)
+    @property
+    def rows(self) -> Rows:
+        """What the next generation may use again: nothing of what a collective may still write to."""
+        nothing: tuple[None, ...] = (None,) * len(self.buckets)
+        late = {n % len(self.buckets) for n, work in enumerate(self._works) if not work.is_completed()}
+        if (
+            self.wire.type != "cpu"
+        ):  # there torch keeps memory, and a collective that was waited for may still be under way
+            return Rows(buckets=self.buckets, params=nothing, version=None, leaves=((),) * len(nothing), inbox=nothing)
+        return Rows(
+            buckets=self.buckets,
+            params=nothing if self.shows is None else tuple(self._rows),
+            version=self.shows,
+            # What is sent late from there goes to those who are in a group that we have left.
+            leaves=tuple(tuple(self._leaves(b)) for b in range(len(self.buckets))),
+            inbox=tuple(None if b in late else box for b, box in enumerate(self._boxes)),
+        )
+
+    def ahead(self) -> Rows:
+        """The same before there is a gang, with memory for all of a first step. This strategy is spent then."""
+        for b in range(len(self.buckets)):
+            self._spare[b] += [self._room(b) for _ in self._subtrees[self.rank]]
+            for row in (self._boxes[b], *(row.flat for row in self._spare[b])):
+                row.zero_()
+        self._shard.touch()
+        made = replace(self.rows, shard=self._shard)
+        self.close()
+        return made
+
+    def _leaves(self, b: int) -> Iterator[torch.Tensor]:
+        filling = self._filling[b]
+        for row in (*self._spare[b], *filling.fold.parts.values(), *([filling.row] if filling.row else [])):
+            yield row.store
+
+    def _store(self, bucket: int, kept: torch.Tensor | None) -> torch.Tensor:
+        """Memory for a bucket's parameters. A gang of another size needs some units more or fewer: there are some to spare."""
+        if kept is not None and kept.numel() >= self._parts[bucket] * self.deal.world:
+            return kept
+        return torch.zeros(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
+
+    def _room_of(self, bucket: int) -> int:
+        return max(self._parts[bucket] * self.deal.world, up(self.buckets[bucket].size) + SPARE)
 
     def _adopt(self, *, fill: bool) -> None:
         """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
@@ -172,8 +246,9 @@ class Replicated(Strategy):
         for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
             for (_, shape, begin), param in zip(bucket.params, params, strict=False):
                 place = flat[begin : begin + prod(shape)]
-                place.copy_(local(param).detach().reshape(-1))
-                lie_in(param, place.view(shape))
+                if local(param).data_ptr() != place.data_ptr():
+                    place.copy_(local(param).detach().reshape(-1))
+                    lie_in(param, place.view(shape))
             if fill:
                 self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
             at += part
@@ -191,9 +266,16 @@ class Replicated(Strategy):
         return tally
 
     def _room(self, b: int) -> _Row:
-        flat = self._row(b)
-        params = self.buckets[b].params
-        return _Row(flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
+        return self._row_of(b, torch.empty(self._room_of(b), dtype=self._shard.grad.dtype, device=self.wire))
+
+    def _row_of(self, b: int, store: torch.Tensor) -> _Row:
+        """Zeros where no parameter is, since padding is sent and added too."""
+        flat, params, at = store[: self._flat[b].numel()], self.buckets[b].params, 0
+        for _, shape, begin in params:
+            flat[at:begin] = 0
+            at = begin + prod(shape)
+        flat[at:] = 0
+        return _Row(store, flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
 
     def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
         """Autograd has this parameter's gradient for this pass. Called for each one in each pass, so it does little."""
@@ -324,6 +406,92 @@ class Replicated(Strategy):
         self._sent = 0
 
     # Phase two.
+
+    def hand_over(self, old: Shard | None, version: int | None) -> list[tuple[int, Piece]]:
+        """Brings what this rank's shard lacks of that version from ranks that have it in their shards of an earlier gang.
+        This process has it in its `old` one, or nothing (None). Returns what no rank had. Collective.
+        """
+        world = self.deal.world
+        said = [0.0, 0.0] if old is None else [float(len(old.layout.pieces)), float(old.rank)]
+        told = gather(torch.tensor(said, dtype=torch.float64, device=self.wire), [2] * world, self.group)
+        had: dict[tuple[int, int], int] = {}  # which part of how many, and who has it: of two that have one, the first
+        for rank, part in enumerate(told):
+            size, number = (int(word) for word in part.tolist())
+            if size:
+                had.setdefault((size, number), rank)
+        lacks, state = list(self._shard.pieces), None
+        if old is not None and version is not None:
+            lacks = [] if old is self._shard else common(self._shard.pieces, old.pieces)[1]
+            state = old.held[version]
+        cuts = {size for size, _ in had}
+        stay = cuts == {world} and all(number == rank for (_, number), rank in had.items())
+        if self.group is not None and len(cuts) == 1 and not stay:
+            before = striped(self.buckets, cuts.pop())
+            owners = {rank: before.pieces[number] for (_, number), rank in had.items()}
+            lacks = self._exchange(owners, lacks, state if self.rank in owners else None)
+        return [(row, piece) for row in range(len(self._shard.rows)) for piece in lacks]
+
+    def _exchange(
+        self, owners: Mapping[int, Sequence[Piece]], lacks: list[Piece], state: torch.Tensor | None
+    ) -> list[Piece]:
+        """Each rank sends of its pieces what others lack, bucket by bucket, which bounds the memory for it."""
+        rows, layout, me = len(self._shard.rows), self._shard.layout, self.rank
+        comes: list[list[tuple[Piece, Piece]]] = []
+        goes: list[list[tuple[Piece, Piece]]] = []
+        for rank in range(self.deal.world):
+            found, lacks = common(lacks, owners.get(rank, ()) if rank != me else ())
+            comes.append(found)
+            wanted = common(layout.pieces[rank], owners.get(rank, ()))[1] if rank != me else []
+            goes.append(common(wanted, owners.get(me, ()))[0])
+        for bucket in self.buckets:
+            names = {name for name, _, _ in bucket.params}
+            sent = [[theirs for _, theirs in pairs if theirs.name in names] for pairs in goes]
+            got = [[mine for mine, _ in pairs if mine.name in names] for pairs in comes]
+            out = (
+                [state[:, piece.there].reshape(-1) for pieces in sent for piece in pieces] if state is not None else []
+            )
+            ins, outs = ([rows * sum(piece.count for piece in pieces) for pieces in each] for each in (got, sent))
+            box = torch.empty(sum(ins), dtype=self._shard.grad.dtype, device=self.wire)
+            into = torch.cat(out).to(self.wire) if out else self._nothing
+            dist.all_to_all_single(box, into, ins, outs, group=self.group)
+            settle(self.group)
+            at = 0
+            for piece in (piece for pieces in got for piece in pieces):
+                part = box[at : at + rows * piece.count].view(rows, piece.count)
+                self._shard.state[:, piece.there] = part
+                at += rows * piece.count
+        return lacks
+
+    def show(self) -> None:
+        """As Strategy.show. Who has the parameters keeps them, and those who have them send them to the others, each a part."""
+        mine = torch.tensor([float(self.shows == self.shard.version)], dtype=torch.float64, device=self.wire)
+        have = [bool(part[0]) for part in gather(mine, [1] * self.deal.world, self.group)]
+        givers = [rank for rank, has in enumerate(have) if has]
+        if len(givers) == self.deal.world:
+            return
+        if 2 * len(givers) < self.deal.world:  # then an all-gather moves less
+            self.publish()
+            return
+        self.shows = None
+        works = [self._hand_on(flat, givers) for flat in self._flat]
+        for work in works:
+            work.wait()
+        self.shows = self.shard.version
+
+    def _hand_on(self, flat: torch.Tensor, givers: list[int]) -> dist.Work:
+        """A bucket's parameters, from those who have them to those who do not."""
+        world, size = self.deal.world, flat.numel()
+        part = up(size, UNIT * len(givers)) // len(givers)
+        starts = {rank: min(i * part, size) for i, rank in enumerate(givers)}
+        sizes = [min(starts[rank] + part, size) - starts[rank] if rank in starts else 0 for rank in range(world)]
+        into, sent, comes, goes = flat, self._nothing, sizes, [0] * world
+        if (start := starts.get(self.rank)) is not None:
+            count = sizes[self.rank]
+            into, comes, goes = self._nothing, goes, [0 if rank in starts else count for rank in range(world)]
+            mine, takers = flat[start : start + count], world - len(givers)
+            sent = mine if takers == 1 else torch.cat([mine] * takers)
+        work: dist.Work = dist.all_to_all_single(into, sent, comes, goes, group=self.group, async_op=True)
+        return work
 
     def _publish(self, params: torch.Tensor) -> None:
         at = 0

@@ -50,9 +50,11 @@ def restore(
     alike.check_beginning(agreed, generation.gang, given.cursor, given.roles)
     alike.check_buffers(generation.gang, given.roles, given.others, worker.say)
     for role in given.roles.values():
-        role.live.publish()
+        role.live.show()
     mark("publish")
-    return Sealing(generation, keeper, given, progress, sealed, agreed)
+    sealing = Sealing(generation, keeper, given, progress, sealed, agreed)
+    mark("digest")
+    return sealing
 
 
 class _Fill:
@@ -133,7 +135,7 @@ class _Fill:
             ) as source:
                 self.worker.timeline.mark("gather")
                 given.parts.restore(source, allow=() if agreed.remembered else self.allow, but={*here, "ledger"})
-                values = source.values
+                values, self.worker.timeline.read = source.values, source.read
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
             return values
         if agreed.checkpoint is not None:

@@ -55,6 +55,7 @@ from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.sealing import Sealing, see_committed
 from elasticrl.runtime.search import Search
+from elasticrl.runtime.spread import ahead
 from elasticrl.runtime.step import Body, Lane, Step
 from elasticrl.runtime.strategy import Reduced
 from elasticrl.runtime.team import check_team
@@ -420,12 +421,16 @@ class Run:
         """Take a place and be ready to train there; None when it is time to end."""
         while (place := self._next_place()) is not None:
             self.timeline.begin()
+            new = self._generation is None
             parted = self._sealing is not None and self._sealing.parting
             self._sealing = self._body = None
             self._generation = generation = self._generation_at(place, parted)
             beat, say = self._worker.beat, self._worker.say
             try:
                 with beat.waiting():
+                    if new and place.grows:  # the gang trains on meanwhile; others would wait for it
+                        ahead(generation, self._given)
+                        self.timeline.mark("ahead")
                     generation.form()
                     beat.restoring()
                     keeper = self._hold()

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.runtime.digest import MASK, digest_of
-from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, SumPlan, blocks, halving, sum_plan
+from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, Piece, SumPlan, blocks, common, halving, sum_plan
 from elasticrl.runtime.optim import Rule, apply, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+STORES = 3  # rows of memory: of two versions, and of the gradient
+SPARE = 1.5  # so much more memory is asked for on the host, where it costs nothing until it is used: a gang may shrink
 FOLD = 262_144  # elements whose squares are added up at a time, so that they stay in cache
 
 
@@ -31,17 +33,36 @@ class Shard:
     """
 
     def __init__(
-        self, layout: Layout, rank: int, rule_of: Callable[[str], Rule], *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, layout: Layout, rank: int, rule_of: Callable[[str], Rule], *, dtype: torch.dtype, device: torch.device,
+        old: Shard | None = None,
+    ) -> None:  # fmt: skip
+        """`old` is one of an earlier generation, which is spent. Its memory is used again, but for its present version, which
+        can be read until this one's first update: new memory takes a second for four gigabytes.
+        """
         self.layout, self.rank, self.pieces = layout, rank, layout.pieces[rank]
         self.rows = ("param", *rule_of(next(iter(layout.shapes))).slots)
-        self.grad = torch.zeros(layout.size, dtype=dtype, device=device)
+        spent = old._stores if old is not None else ()  # noqa: SLF001 - another one of this class
+        free = [store for store in spent if (store.dtype, store.device) == (dtype, device)]
+        state, after, grad = free if len(free) == STORES else (None, None, None)
+        count = len(self.rows) * layout.size
+        self._state, self._after = (_room(kept, count, dtype, device) for kept in (after, state))
+        self._grad = _room(grad, layout.size, dtype, device)
+        self.grad = self._grad[: layout.size].zero_()
         self._version = 0
         self.applied = False  # the next version has been written, but may yet be given up
         self._rule_of = rule_of
-        self._both = torch.zeros(2, len(self.rows), layout.size, dtype=dtype, device=device)
+        self._both = [store[:count].view(len(self.rows), layout.size) for store in (self._state, self._after)]
         self._now = 0
+        self.state.zero_()
+        if old is None:
+            self.clear()
         self._other: int | None = None  # the version that the other row holds whole
+
+    @property
+    def _stores(self) -> tuple[torch.Tensor, ...]:
+        """Its memory: of the present version, of the other one, and of the gradient."""
+        both = (self._state, self._after)
+        return both[self._now], both[1 - self._now], self._grad
 
     @property
     def version(self) -> int:
@@ -140,6 +161,28 @@ class Shard:
         assert self.applied, "nothing was applied"
         self._now, self._other, self._version, self.applied = 1 - self._now, self._version, self._version + 1, False
 
+    def touch(self) -> None:
+        """Has the machine give it all of its memory now."""
+        self.next.zero_()
+
+    def take_over(self, other: Shard, version: int) -> list[tuple[int, Piece]]:
+        """What of that version lies in a shard that was cut in another way, copied from there. Returns what it lacks: rows, and
+        the pieces of them, with their places here.
+        """
+        assert other.rows == self.rows, f"{other.rows} and {self.rows}"
+        state = other.held[version]
+        both, lacks = common(self.pieces, other.pieces)
+        for mine, theirs in both:
+            self.state[:, mine.there] = state[:, theirs.there]
+        return [(row, piece) for row in range(len(self.rows)) for piece in lacks]
+
+    def clear(self) -> None:
+        """Zeros in the next version where no piece lies: what is there is sent and added too. Not before an old shard, whose
+        memory this may be, was read.
+        """
+        for hole in _holes(self.pieces, self.layout.size):
+            self.next[:, hole] = 0
+
     def go_to(self, version: int) -> None:
         """Makes one of the versions `held` here the present one."""
         assert version in self.held, f"version {version} is not here, only {sorted(self.held)}"
@@ -169,6 +212,22 @@ class Shard:
                 starts.append((rule, piece.at))
         stops = [*(start for _, start in starts[1:]), self.layout.size]
         return [(rule, start, stop) for (rule, start), stop in zip(starts, stops, strict=True)]
+
+
+def _room(kept: torch.Tensor | None, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for so many elements, whatever is in it."""
+    if kept is not None and kept.numel() >= count:
+        return kept
+    return torch.empty(int(count * (SPARE if device.type == "cpu" else 1)), dtype=dtype, device=device)
+
+
+def _holes(pieces: Sequence[Piece], size: int) -> list[slice]:
+    """What no piece covers."""
+    found, at = [], 0
+    for piece in sorted(pieces, key=lambda piece: piece.at):
+        found += [slice(at, piece.at)] if at < piece.at else []
+        at = piece.at + piece.count
+    return [*found, slice(at, size)] if at < size else found
 
 
 def _unit_sums(values: torch.Tensor) -> torch.Tensor:

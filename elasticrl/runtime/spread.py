@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.runtime.misuse import Misuse
-from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.replicated import Replicated, Rows
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.team import ACROSS, AXIS
 from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.generation import Generation
     from elasticrl.runtime.lanes import Deal
+    from elasticrl.runtime.layout import Piece
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
     from elasticrl.runtime.trained import Registered, Trained
@@ -37,27 +38,72 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     count = given.counts.get(agreed.version) if agreed.remembered else None
     given.counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
     here: set[str] = set()
+    olds = {name: old.rows for name, role in given.roles.items() if isinstance(old := role.strategy, Replicated)}
+    olds |= {name: role.rows for name, role in given.roles.items() if role.rows is not None}
+    for role in given.roles.values():
+        role.rows = None
     held = given.let_go(count)
     # With something allowed to be amiss in a checkpoint, a role of its own may not be in it.
     filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
     for name, role in given.roles.items():
         shard = held.pop(name, None)
         generation.fills = fills = filled and strategy_of(tree, name) == "fsdp" and generation.team is None
-        role.strategy = strategy_for(name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills)
-        generation.fills = False
-        if shard is not None and role.strategy.shard is shard and count is not None:
+        if shard is not None and count is not None:
             shard.go_to(count)
+        role.strategy = strategy_for(
+            name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills, rows=olds.get(name)
+        )
+        generation.fills = False
+        if count is None or role.strategy.shows != count:
+            role.strategy.shows = None  # its parameters are those of another version
+        if agreed.remembered:
+            role.lacks = _from_memory(role.strategy, shard, count)
+        if shard is not None and role.strategy.shard is shard:
             here.add(name)
     if any(isinstance(role.strategy, Zero) for role in given.roles.values()):
         worker.say_once(CLOSE)
     return here
 
 
+def _from_memory(strategy: Strategy, old: Shard | None, count: int | None) -> list[tuple[int, Piece]] | None:
+    """Fills a new shard with what this process had in its `old` one, and others in theirs. Returns what it lacks then."""
+    shard, lacks = strategy.shard, None
+    if strategy.team is not None:  # its parts have other names with another index in the team
+        return None
+    if old is not None and count is not None and old is not shard:
+        lacks = shard.take_over(old, count)
+    if isinstance(strategy, Replicated):
+        lacks = strategy.hand_over(old, count)
+    if old is not shard:
+        shard.clear()
+    if strategy.shows is not None and lacks is not None:  # the parameters' row is filled from the model
+        lacks = [(row, piece) for row, piece in lacks if row]
+    return lacks
+
+
+def ahead(generation: Generation, given: Registered) -> None:
+    """Memory for the models of a process that joins, before it meets the gang, which would have to wait for that."""
+    context, leaves = generation.worker.context, generation.deal.leaves(generation.parts_per_lane)
+    if context.device != "cpu":  # elsewhere memory takes no time
+        return
+    for name, role in given.roles.items():
+        if strategy_of(context.tree, name) == "replicated" and isinstance(role.given, torch.nn.Module):
+            role.rows = Replicated(
+                role.given,
+                role.rule_of,
+                deal=leaves,
+                rank=generation.place.rank,
+                bucket_bytes=context.tree.lanes.bucket_bytes,
+            ).ahead()
+
+
 def strategy_for(
-    name: str, role: Trained, context: Context, generation: Generation, *, deal: Deal, shard: Shard | None, fills: bool
-) -> Strategy:
+    name: str, role: Trained, context: Context, generation: Generation, *, deal: Deal, shard: Shard | None, fills: bool,
+    rows: Rows | None = None,
+) -> Strategy:  # fmt: skip
     """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind. `shard` is that of
     an earlier generation, whose versions are kept if it is cut as this one's will be. `fills`: it is filled with what was kept.
+    `rows` are those of an earlier generation.
     """
     tree: Tree = context.tree
     kind, given, host = strategy_of(tree, name), role.given, offloaded(tree, name)
@@ -106,6 +152,7 @@ def strategy_for(
             bucket_bytes=bucket_bytes,
             shard=shard,
             offload=host,
+            rows=rows,
         )
 
     if kind == "replicated":

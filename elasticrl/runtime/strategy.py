@@ -75,11 +75,14 @@ class Strategy(ABC):
     def __init__(
         self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point, team: Team | None = None
     ) -> None:
-        assert (group is None and deal.world == 1) or (group is not None and group.size() == deal.world), deal
+        assert group is None or group.size() == deal.world, deal
         self.deal, self.rank, self.group, self.point, self.team = deal, rank, group, point, team
         self.everyone = team.everyone if team else group
         self.cuts: Mapping[str, Cut] = {}  # what the team has cut, by the parameter's name
         self.turn: Turn | None = None
+        self.shows: int | None = (
+            None  # the version whose parameters the model computes with; None: of no one whole version
+        )
         self.left_out = False  # there is no backward pass in it
         self.repeats = False  # it is made once more, and nothing of it is added to anything
         self._tallies: dict[int, Tally] = {}
@@ -176,8 +179,14 @@ class Strategy(ABC):
     def publish(self) -> None:
         """Puts the newest parameters, applied or loaded, into the model on every rank. Collective."""
         self.point("before_gather")
+        self.shows = None
         self._publish((self.shard.next if self.shard.applied else self.shard.state)[0])
+        self.shows = self.shard.version + self.shard.applied
         self.point("after_gather")
+
+    def show(self) -> None:
+        """The same at a beginning, where some ranks may have the parameters already. Collective."""
+        self.publish()
 
     def seal(self) -> None:
         """The update is whole and copied on all ranks: from here on there is no way back before it. For the caller to know."""

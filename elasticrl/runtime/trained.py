@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.config.training import TrainedPlacement
     from elasticrl.runtime.data.ledger import Ledger
+    from elasticrl.runtime.layout import Piece
     from elasticrl.runtime.progress import Progress
+    from elasticrl.runtime.replicated import Rows
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
     from elasticrl.runtime.vault.version import Version
@@ -48,6 +50,8 @@ class Trained:
     rule_of: Callable[[str], Rule]
     buffers: Buffers
     strategy: Strategy | None = None
+    rows: Rows | None = None  # memory for the first strategy, which was made before there is a gang
+    lacks: list[tuple[int, Piece]] | None = None  # of its shard's rows, what this process has not; None: everything
 
     @property
     def live(self) -> Strategy:
@@ -65,7 +69,7 @@ class Trained:
         """The generation is over: nothing of what it computed with is kept here."""
         if self.strategy is not None:
             self.strategy.close()
-        self.strategy = None
+        self.strategy = self.lacks = None
         self.buffers.end()
 
 
@@ -170,8 +174,8 @@ class Registered:
         for name, role in self.roles.items():
             live = role.live
             shard = FlatShard(
-                live.shard, model=name, optimizer=f"{name}_optimizer", place=live.place, keeps=live.counted()
-            )
+                live.shard, model=name, optimizer=f"{name}_optimizer", place=live.place, keeps=live.counted(), lacks=role.lacks
+            )  # fmt: skip
             parts.register(name, shard, steady=True)
         for name, part in self.others.items():
             parts.register(name, part)

@@ -72,7 +72,9 @@ class Zero(Strategy):
         layout = _layout(self._zero, named, deal.world)
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
         host = torch.device("cpu") if offload else self._device
-        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=torch.float32, device=host)
+        self._shard = (
+            shard if kept and shard else Shard(layout, rank, rule_of, dtype=torch.float32, device=host, old=shard)
+        )
         by_name = dict(named)
         self._places = [(piece.there, by_name[piece.name]) for piece in self._shard.pieces]
         for place, param in [] if kept else self._places:

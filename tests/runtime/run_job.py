@@ -36,6 +36,7 @@ from elasticrl.runtime.run import Run
 from elasticrl.runtime.team import local
 
 built: list[weakref.ref[nn.Module]] = []
+BALLAST = 1_000_000  # elements of a row of what is there for its size alone
 slow_s = 0.0  # in each lane, from the fault "slow" on
 wrong: list[Callable[[], None]] = []  # makes a broken device whole again
 ever = False  # it is broken for ever
@@ -77,7 +78,35 @@ def shared(mesh: DeviceMesh, *, even: bool = False, fsdp: bool = False) -> nn.Mo
     return model
 
 
-def main() -> None:
+class Weighty(nn.Module):
+    """The model, with so many parameters more, which have a gradient and next to no say."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__()
+        self.model = model
+        sizes = [min(BALLAST, count - at) for at in range(0, count, BALLAST)]
+        self.ballast = nn.ParameterList(nn.Parameter(torch.full((size,), 0.5)) for size in sizes)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(points)
+        return found + 1e-9 * torch.stack([row.sum() for row in self.ballast]).sum()
+
+
+class Stored:
+    """State without gradients."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = [torch.full((min(BALLAST, count - at),), 0.5) for at in range(0, count, BALLAST)]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {str(number): row for number, row in enumerate(self.rows)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], /) -> None:
+        for number, row in enumerate(self.rows):
+            row.copy_(state[str(number)])
+
+
+def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int)
     options.add_argument("--step-ms", type=float, default=50.0)
@@ -94,6 +123,8 @@ def main() -> None:
     options.add_argument("--carried", action="store_true", help="it asks which lanes are here")
     options.add_argument("--unlike", choices=("model", "data", "buffer", "lone"), help="each process has another one")
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
+    options.add_argument("--params", type=int, default=0, help="so many parameters more")
+    options.add_argument("--state", type=int, default=0, help="so many numbers without gradients")
     load_s = float(os.environ.get("LOAD_S", "0"))  # of this process alone
     options.add_argument("--load", type=float, default=load_s, help="seconds until it asks for its rank")
     args = options.parse_args()
@@ -111,6 +142,9 @@ def main() -> None:
         model: Any = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if run.tree.model.tp > 1:
             model = partial(shared, even=args.even, fsdp=run.tree.model.strategy == "fsdp")
+        elif args.params:
+            model = Weighty(model, args.params)
+        more = {"stored": Stored(args.state)} if args.state else {}
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":
@@ -121,9 +155,9 @@ def main() -> None:
         if args.torch:
             adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
             stepped = torch.optim.lr_scheduler.StepLR(adamw, 5, 0.7)
-            run.register(model=model, optimizer=adamw, data=cursor, schedule=stepped)
+            run.register(model=model, optimizer=adamw, data=cursor, schedule=stepped, **more)
         else:
-            run.register(model=model, optimizer=rule, data=cursor, schedule=schedule)
+            run.register(model=model, optimizer=rule, data=cursor, schedule=schedule, **more)
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()

@@ -14,7 +14,7 @@ from torch import nn
 from elasticrl.runtime.bits import Bits, bits, difference
 from elasticrl.runtime.digest import MASK, digest_of
 from elasticrl.runtime.lanes import Deal, Turn
-from elasticrl.runtime.layout import UNIT, Layout, Piece, up
+from elasticrl.runtime.layout import UNIT, Layout, Piece, buckets, striped, up
 from elasticrl.runtime.optim import CHUNK, SGD, AdamW, apply, follow
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
@@ -298,3 +298,42 @@ def test_a_difference_in_bits_is_said_in_words():
     assert "no setting differs" in str(difference(Bits(**values), ours))
     assert "device Other instead of" in str(difference(Bits(**{**values, "device": "Other"}), ours))
     assert difference(Bits(**{**values, "device": "Other", "probe": ours.probe}), ours) is None
+
+
+def test_a_shard_that_is_cut_anew_takes_what_it_had_and_says_what_it_lacks():
+    params = [("a", (1000,)), ("b", (37, 11)), ("c", (5,))]
+    rule = AdamW()
+
+    def shard(world: int, rank: int, old: Shard | None = None) -> Shard:
+        cut = striped(buckets(params, 700), world)
+        return Shard(cut, rank, lambda _: rule, dtype=torch.float32, device=torch.device("cpu"), old=old)
+
+    for before, rank, after, now in (
+        (3, 0, 2, 0),
+        (3, 1, 2, 1),
+        (2, 0, 3, 1),
+        (2, 1, 3, 2),
+        (1, 0, 4, 3),
+        (4, 2, 1, 0),
+    ):
+        old = shard(before, rank)
+        for piece in old.pieces:
+            for row in range(3):
+                old.state[row, piece.there] = torch.arange(piece.start, piece.stop) + 10_000.0 * row
+        old.version = 7
+        new = shard(after, now, old)
+        lacks = new.take_over(old, 7)
+        new.clear()
+        for row, piece in lacks:
+            assert not new.state[row, piece.there].any(), "it is nowhere here"
+            new.state[row, piece.there] = torch.arange(piece.start, piece.stop) + 10_000.0 * row
+        covered = torch.zeros(new.layout.size, dtype=torch.bool)
+        for piece in new.pieces:
+            covered[piece.there] = True
+            for row in range(3):
+                assert torch.equal(new.state[row, piece.there], torch.arange(piece.start, piece.stop) + 10_000.0 * row)
+        assert not new.state[:, ~covered].any()
+        assert not new.next[:, ~covered].any()
+        both = {(piece.name, n) for piece in old.pieces for n in range(piece.start, piece.stop)}
+        mine = {(piece.name, n) for piece in new.pieces for n in range(piece.start, piece.stop)}
+        assert {(p.name, n) for _, p in lacks for n in range(p.start, p.stop)} == mine - both

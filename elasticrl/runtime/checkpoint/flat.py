@@ -68,7 +68,10 @@ class FlatShard:
     def __init__(
         self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer",
         place: Callable[[str], "Within | None"] = lambda _name: None, keeps: Collection[str] | None = None,
+        lacks: Sequence[tuple[int, Range]] | None = None,
     ) -> None:  # fmt: skip
+        """Of rows, and of these ranges alone it `lacks` the data when it is to be restored; None: of all."""
+        self._lacks = lacks
         self._shard = shard
         self._model = model
         self._optimizer = optimizer
@@ -91,8 +94,16 @@ class FlatShard:
         key = state.data_ptr(), kept
         if key not in self._cut:
             some = self._keeps if kept else None
-            self._cut[key] = list(self._boxes(state, [p for p in self._shard.pieces if some is None or p.name in some]))
+            mine = [part for part in self._shard.pieces if some is None or part.name in some]
+            every = [(number, part) for number in range(len(self._shard.rows)) for part in mine]
+            self._cut[key] = list(self._boxes(state, every))
         return iter(self._cut[key])
+
+    def lacking(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Those of them whose data has to come from elsewhere."""
+        if self._lacks is None:
+            return self.pieces()
+        return self._boxes(self._shard.state, self._lacks)
 
     def values(self) -> Mapping[str, Any]:
         """How many updates it has had; the same on all ranks."""
@@ -102,15 +113,15 @@ class FlatShard:
         """The unchanged version is now that one."""
         self._shard.version, self._shard.applied = int(values["version"]), False
 
-    def _boxes(self, state: torch.Tensor, parts: Sequence[Range]) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _boxes(self, state: torch.Tensor, parts: Sequence[tuple[int, Range]]) -> Iterator[tuple[Piece, torch.Tensor]]:
         dtype = name_of(state.dtype)
-        for number, row in enumerate(self._shard.rows):
-            for part in parts:
-                param, shape, base = self._place(part.name) or (part.name, part.shape, (0,) * len(part.shape))
-                name = f"{self._model}.{param}" if number == 0 else f"{self._optimizer}.state.{param}.{row}"
-                at = part.at
-                for offset, lengths in boxes(part.shape, part.start, part.stop):
-                    there = tuple(map(sum, zip(base, offset, strict=True)))
-                    piece = Piece(name, dtype, shape, there, lengths)
-                    yield piece, state[number, at : at + piece.numel].view(lengths)
-                    at += piece.numel
+        for number, part in parts:
+            row = self._shard.rows[number]
+            param, shape, base = self._place(part.name) or (part.name, part.shape, (0,) * len(part.shape))
+            name = f"{self._model}.{param}" if number == 0 else f"{self._optimizer}.state.{param}.{row}"
+            at = part.at
+            for offset, lengths in boxes(part.shape, part.start, part.stop):
+                there = tuple(map(sum, zip(base, offset, strict=True)))
+                piece = Piece(name, dtype, shape, there, lengths)
+                yield piece, state[number, at : at + piece.numel].view(lengths)
+                at += piece.numel

@@ -64,6 +64,14 @@ class Shared(Protocol):
 
 
 @runtime_checkable
+class Lacking(Protocol):
+    """Sharded state that a process has parts of already, as they should be."""
+
+    def lacking(self) -> Iterable[tuple[Piece, torch.Tensor]]:
+        """The pieces that have to be filled."""
+
+
+@runtime_checkable
 class Emptied(Protocol):
     """State in pieces that can be told to begin anew."""
 
@@ -190,7 +198,7 @@ class Parts:
                 continue
             if name in self._sharded:
                 self._prepare(name, source)
-                found.extend(source.called_here(piece) for piece, _ in self._sharded[name].pieces())
+                found.extend(source.called_here(piece) for piece, _ in self._lacking(name))
             elif isinstance(part, torch.nn.Module):
                 skeleton, live = tree.split(name, part.state_dict())
                 if skeleton == source.values.get(name):
@@ -203,6 +211,10 @@ class Parts:
             else:
                 found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found
+
+    def _lacking(self, name: str) -> Iterable[tuple[Piece, torch.Tensor]]:
+        part = self._sharded[name]
+        return part.lacking() if isinstance(part, Lacking) else part.pieces()
 
     def _prepare(self, name: str, source: Source) -> None:
         part = self._sharded[name]
@@ -228,7 +240,7 @@ class Parts:
                 continue
             if name in self._sharded:
                 self._prepare(name, source)
-                source.fill(self._sharded[name].pieces())
+                source.fill(self._lacking(name))
                 self._sharded[name].restored(tree.join(source.values[name], {}))
             elif isinstance(part, torch.nn.Module):
                 _fill_module(name, part, source)

@@ -81,6 +81,7 @@ class Source:
         self.shards = tuple(shards)
         self.pieces = tuple(piece for shard in shards for piece in shard.pieces)
         self._tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+        self.read = 0  # bytes so far
         self.values = merge((shard.origin, shard.values) for shard in shards)
         names = {piece.name for piece in self.pieces}
         # What was kept before names were bare has wrappers' words in it, and is read all the same.
@@ -126,6 +127,7 @@ class Source:
                 part = self._tensors[read.source][within(read.box, self.pieces[read.source])]
                 tensor[within(read.box, piece)].copy_(part)
                 nbytes += part.numel() * part.element_size()
+        self.read += nbytes
         return nbytes
 
     def wholes(self, prefix: str) -> dict[str, Piece]:
