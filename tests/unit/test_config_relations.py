@@ -235,14 +235,6 @@ CASES = [
         "Raise lanes.count to 16 before the job starts, or lower max_nodes to 4.",
     ),
     Case(
-        "lanes.count",
-        "largest world",
-        ["job.program=train.py", "node.workers=8", "model.tp=2"],
-        "8 lanes are fewer than 32 teams of workers",
-        ["lanes.count=32"],
-        "Raise lanes.count to 32 before the job starts, or lower max_nodes to 2.",
-    ),
-    Case(
         "model.tp",
         "must divide node.workers",
         ["job.program=train.py", "node.workers=3", "model.tp=2", "lanes.count=64"],
@@ -834,6 +826,13 @@ def test_every_relation_has_a_case(tmp_path: Path) -> None:
     found = {(one.key, one.rule) for case in CASES for one in judged(tmp_path, case.broken).findings}
     assert sorted((relation.keys[0], relation.rule) for relation in RELATIONS) == sorted(found)
     assert len(CASES) == len(RELATIONS)
+
+
+def test_lanes_are_counted_against_teams(tmp_path: Path) -> None:
+    (found,) = judged(tmp_path, ["job.program=train.py", "node.workers=8", "model.tp=2"]).findings
+    assert found.key == "lanes.count"
+    assert found.values.startswith("8 lanes are fewer than 32 teams of workers")
+    assert found.remedy == "Raise lanes.count to 32 before the job starts, or lower max_nodes to 2."
 
 
 def test_the_base_breaks_nothing(tmp_path: Path) -> None:
