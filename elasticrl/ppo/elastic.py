@@ -242,8 +242,8 @@ class BufferPart:
 def weights_of(
     buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, group: int, staleness: Staleness
 ) -> Mapping[int | None, list[str]]:
-    """Which weights generated these samples of a lane, by the step that these weights began: this one, or for what was generated
-    ahead the first of its period. None: nobody generated them here.
+    """Which weights generated these samples of a lane, by the step that these weights began: this one, or for what was
+    generated ahead the first of its period. None: nobody generated them here.
     """
     mine = buffer.ids.get(lane, [])
     early = set(mine[: staleness.part(len(mine), group)]) if "ahead_behind" in buffer.facts else set()
