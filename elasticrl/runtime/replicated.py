@@ -84,6 +84,8 @@ class Replicated(Strategy):
     """The parameters of `model` are moved into flat memory, and stay there; the model is otherwise untouched.
 
     A lane is one backward pass: whoever wants smaller ones takes more lanes.
+
+    Long because a lane's gradient goes through all of it: hook, row, tree, all-to-all, shard.
     """
 
     listens = True

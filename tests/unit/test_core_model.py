@@ -48,7 +48,7 @@ VIEW = View(plan=replace(GOOD, generation=3), commit=model.Commit(step=10, gener
         ({"causes": ()}, "no cause"),
         ({"seats": (seat("a"), seat("a"))}, "a node twice"),
         ({"spares": (seat("a"),)}, "a node twice"),
-        ({"lanes": 1}, "ranks for 1 lanes"),
+        ({"lanes": 1}, "2 ranks, and 1 lanes have room for 1"),
         ({"seats": (seat("a", born=5),)}, "from the future"),
         ({"seats": ()}, "trains nobody"),
         ({"exit_code": 3}, "exit code"),

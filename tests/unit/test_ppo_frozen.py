@@ -43,7 +43,7 @@ def life(
     return progress.state_dict()
 
 
-OLD = {"step": 4, "update": 0, "mark": 0, "count": 4}  # as it was before sums were kept
+OLD = {"step": 4, "update": 0, "mark": 0, "count": 4, "chain": [-1, ""]}  # as it was before sums were kept
 
 
 def test_fresh_processes_refuse_another_reference_than_the_state_was_made_with_unless_told():
