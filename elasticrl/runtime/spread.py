@@ -38,7 +38,8 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     count = given.counts.get(agreed.version) if agreed.remembered else None
     given.counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
     here: set[str] = set()
-    olds = {name: old.rows for name, role in given.roles.items() if isinstance(old := role.strategy, Replicated)}
+    # No name may stay for a strategy here: it would hold a sharded model while the next one is built.
+    olds = {name: role.strategy.rows for name, role in given.roles.items() if isinstance(role.strategy, Replicated)}
     olds |= {name: role.rows for name, role in given.roles.items() if role.rows is not None}
     for role in given.roles.values():
         role.rows = None
