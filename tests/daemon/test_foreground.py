@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
             deadline = time.monotonic() + patience(60.0)
             while run.poll() is None:  # a further one broke the end: daemons, agents and etcd were left
                 assert time.monotonic() < deadline, (folder / "said").read_text()
-                time.sleep(0.3)
+                time.sleep(0.05)
                 run.send_signal(signal.SIGINT)
             assert run.returncode == 130
             assert "it is ending already, which may take 60 s" in (folder / "said").read_text()
