@@ -261,6 +261,9 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
         (f"checkpoint assemble {home} whole", "put those of all nodes there", 2),
         (f"replay {trace}", ""),
     )
+    runs("certify --new-key operator.key", "operator.key")
+    runs(f"certify {home} --key operator.key -o run.cert.json", "each used exactly once")
+    runs("certify --check run.cert.json --key operator.key.pub")
     runs(f"checkpoint prune {home} --keep-last 1 --yes")
     runs(f"checkpoint export {home} hf", "in hf")
     assert done == VERBS - STARTED, "the table has others"
