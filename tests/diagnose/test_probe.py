@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 
@@ -148,12 +149,10 @@ def test_what_bears_another_token_is_not_answered() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         with sock:
-            sock.sendall(b"8 bytes!B" + b"x" * 1000)
-            sock.shutdown(socket.SHUT_WR)
-            try:
+            with suppress(OSError):  # it may have hung up by any of these
+                sock.sendall(b"8 bytes!B" + b"x" * 1000)
+                sock.shutdown(socket.SHUT_WR)
                 assert sock.recv(16) == b""
-            except ConnectionResetError:
-                pass
     finally:
         process.kill()
         process.wait()
