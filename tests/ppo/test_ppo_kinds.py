@@ -101,7 +101,7 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
     assert len(set(map(str, digests))) == 1
 
 
-@pytest.mark.parametrize("behind", [1, 2])
+@pytest.mark.parametrize("behind", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.timeout(600)
 def test_stale_samples_train_to_the_same_bits_for_any_gang_and_through_kills(tmp_path_factory, conf, behind):
     folder = tmp_path_factory.mktemp("gangs")  # a short path: an engine listens below it

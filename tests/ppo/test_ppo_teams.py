@@ -28,7 +28,7 @@ def outcome(gang: Nodes) -> dict[int, str]:
     return digests(gang.run_dir)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "grpo"])
 def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str):
     conf = small(tmp_path)
     more = {"algorithm": "grpo", "group": 4, "kl": {"where": "off"}} if algorithm == "grpo" else {"kl": {"coef": 0.01}}

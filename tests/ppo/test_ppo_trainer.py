@@ -603,9 +603,7 @@ def test_with_staleness_2_the_weights_of_every_second_step_generate_the_next_two
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("step", "phase"), [(0, "update"), (1, "rollout"), (1, "update"), (2, "advantage"), (3, "update"), (3, "sync")]
-)
+@pytest.mark.parametrize(("step", "phase"), [(0, "update"), (1, "rollout"), (2, "advantage"), (3, "update")])
 def test_a_fresh_engine_in_the_middle_of_a_period_gets_the_weights_that_it_began_with(folders, behind, step, phase):
     cut = []
 
