@@ -554,7 +554,7 @@ def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
     trainer.engine.publish(23)
     pid = trainer.ready()
     later = weights.Tag(life="1 here", version=24)
-    weights.write(home, later, trainer.engine._source(), within_s=5.0)
+    weights.write(home, later, trainer.engine._source(2), within_s=5.0)
     both = [{"op": "check"}, {"op": "load", "tag": asdict(later)}]
     with Talk(home / SOCKET, within_s=20.0) as talk:
         talk._sock.sendall(b"".join(Frame(says={"v": PROTOCOL, **says}).pack() for says in both))
