@@ -80,7 +80,6 @@ def bits() -> Bits:
     """This process's fingerprint, as it is set up now. A few milliseconds after the first time."""
     import torch
 
-    cuda = torch.cuda.is_available()
     steering = (
         "MKL_CBWR",
         "MKL_ENABLE_INSTRUCTIONS",
@@ -91,7 +90,7 @@ def bits() -> Bits:
     )
     return Bits(
         torch=torch.__version__,
-        device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else processor(),
+        device=device(),
         isa=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         dtype=str(torch.get_default_dtype()).removeprefix("torch."),
@@ -99,7 +98,7 @@ def bits() -> Bits:
         matmul=torch.get_float32_matmul_precision(),
         onednn=bool(torch.backends.mkldnn.enabled),
         libraries=" ".join(f"{name}={os.environ[name]}" for name in steering if name in os.environ),
-        probe=_probe("cuda" if cuda else "cpu"),
+        probe=_probe("cuda" if torch.cuda.is_available() else "cpu"),
     )
 
 
@@ -111,6 +110,14 @@ def versions() -> str:
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return json.dumps(found, separators=(",", ":"))
+
+
+def device() -> str:
+    """What computes: a card with its CUDA, or the processor."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else processor()
 
 
 def processor() -> str:

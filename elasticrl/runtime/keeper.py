@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticrl.config import Tree
 from elasticrl.contract.orders import Place
-from elasticrl.runtime import made
+from elasticrl.runtime import provenance
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.checkpoint.local import Published
@@ -84,7 +84,7 @@ class Keeper:
             ) from error
         self.chronicle = Chronicle(
             context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes,
-            script=made.script,
+            script=provenance.script,
         )  # fmt: skip
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
@@ -152,7 +152,7 @@ class Keeper:
             "seats": place.nodes,
             "config": self._facts.config,
             "node": self.context.node,
-            "made": made.node(),
+            "made": provenance.node(),
         }
 
     def restored(self, values: Any) -> None:

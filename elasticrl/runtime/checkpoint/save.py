@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from elasticrl.runtime import made
+from elasticrl.runtime import provenance
 from elasticrl.runtime.checkpoint import dcp, tree
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, Conditions, FileEntry, Manifest, Row, ShardTable, name_of
 from elasticrl.runtime.checkpoint.place import Place, explained
@@ -156,7 +156,7 @@ def finish(
             version=version, generation=generation, world=world, parent=parent, facts=machine_facts(facts),
             contents=_contents(tables, values), files=tuple(files), lineage=lineage,
             written=datetime.now(UTC).isoformat(timespec="seconds"), own=None if own is None else tuple(sorted(own)),
-            nodes=tuple(nodes), code=made.package(), chain=chain,
+            nodes=tuple(nodes), code=provenance.package(), chain=chain,
         )  # fmt: skip
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:

@@ -12,7 +12,7 @@ from pathlib import Path
 import elasticrl
 from elasticrl.base.parsed import parsed
 from elasticrl.base.regular import read_regular
-from elasticrl.runtime.bits import processor, versions
+from elasticrl.runtime.bits import device, versions
 
 
 @cache
@@ -23,11 +23,10 @@ def node() -> Mapping[str, str]:
     """
     import torch
 
-    cuda = torch.cuda.is_available()
     return {
         **{name: str(value) for name, value in parsed(versions()).items()},
-        "device": f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if cuda else processor(),
-        "devices": str(torch.cuda.device_count() if cuda else os.cpu_count()),
+        "device": device(),
+        "devices": str(torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count()),
         "isa": torch.backends.cpu.get_cpu_capability(),
     }
 
