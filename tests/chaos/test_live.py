@@ -51,12 +51,17 @@ from elasticrl.contract.model import Member, Phase, Plan, Rung, Seat
 from elasticrl.runtime.vault.layout import SEAL_AT
 from elasticrl.runtime.vault.slots import Slots
 
-# A selection: each kind of victim once. `make chaos` runs all, and then random ones.
+# A selection: each kind of victim once. `make full` has the second half too; `make chaos` runs all, and then random ones.
 CHOSEN = (
-    "worker-killed-before-it-reduces", "worker-out-of-memory", "agent-dies-live", "daemon-of-the-leader-dies",
-    "store-loses-its-data",
-    "two-daemons-of-one-name", "vault-loses-its-port", "store-leader-dies", "store-away-and-a-worker-dies", "cable-pulled",
+    "worker-killed-before-it-reduces", "agent-dies-live", "store-loses-its-data", "two-daemons-of-one-name", "cable-pulled",
     "disk-full-while-saving", "starved-node", "power-cut-before-a-seal",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "worker-out-of-memory", "daemon-of-the-leader-dies", "vault-loses-its-port", "store-leader-dies",
+            "store-away-and-a-worker-dies",
+        )
+    ),
 )  # fmt: skip
 pytestmark = pytest.mark.timeout(280)
 
@@ -235,7 +240,9 @@ def test_a_machine_that_lacks_something_leaves_out_what_needs_it_and_says_so(kin
 # ---- places
 
 
-@pytest.mark.parametrize("program", [PROGRAM, PPO_PROGRAM], ids=["points", "ppo"])
+@pytest.mark.parametrize(
+    "program", [pytest.param(PROGRAM, id="points"), pytest.param(PPO_PROGRAM, id="ppo", marks=pytest.mark.slow)]
+)
 def test_the_job_says_of_every_place_in_a_step_that_it_is_there(program: Path, tmp_path: Path) -> None:
     """So no playable scenario waits for a place that never comes: of those in a step this shows it, the others are seen."""
     history = tmp_path / "history"

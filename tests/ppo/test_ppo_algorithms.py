@@ -44,6 +44,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k1+", "coef": 0.01},
     },
 }  # fmt: skip
+# The others have a loss or an advantage of each kind.
+SELDOM = ("RLOO with GSPO", "OPO with GMPO", "REINFORCE++ with CISPO")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in KINDS])
 def test_an_algorithm_has_the_same_bits_alone_and_through_a_kill(tmp_path: Path, conf, name: str):
     conf = {**conf, "ppo": {**conf["ppo"], **KINDS[name]}}
     found = []

@@ -100,7 +100,7 @@ def test_what_roles_elsewhere_say_is_bit_for_bit_what_the_worker_s_own_would_tho
             struck.append(True)
             judging[1].attendant.lost("killed by the test")
 
-    cut = [block(seed) for seed in range(600)]
+    cut = [block(seed) for seed in range(200)]
     ref = models.reference(Model(), folders["qwen2"])
     roles = Roles(model=Model(), actor=ref, ref=ref)
     reward = models.reward_model(Model(), folders["reward"])

@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from alone import Life, live
@@ -51,6 +53,7 @@ def test_a_job_whose_data_were_changed_is_refused_unless_told(tmp_path: Path):
     assert max(read(tmp_path / "run" / "small").steps) == 4
 
 
+@pytest.mark.slow
 def test_a_job_whose_reference_was_changed_is_refused_unless_told(tmp_path: Path):
     tiny.write(tmp_path / "actor", hidden=16, layers=1)
     write(tmp_path, ROWS)
@@ -70,6 +73,7 @@ def test_a_job_whose_reference_was_changed_is_refused_unless_told(tmp_path: Path
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.slow
 def test_a_job_whose_groups_were_changed_with_its_batch_is_refused_unless_told(tmp_path: Path):
     # Of as many prompts as before, so the data position says nothing of it.
     tiny.write(tmp_path / "actor", hidden=16, layers=1)

@@ -562,6 +562,7 @@ def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
     assert trainer.ready() == pid
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_cost_the_engine_that_meets_them_alone(tmp_path, folders, actor):
     most = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))[:-1]
     trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, starts=2))
@@ -654,6 +655,7 @@ def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folde
     late.attendant.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_nobody_needs_leaves_nothing_and_who_comes_as_it_goes_has_one_of_its_own(
     tmp_path, folders, actor
 ):
@@ -741,6 +743,7 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         until(lambda home=home: not home.exists(), f"the end of {node}'s engine with the job, and of all that it had")
 
 
+@pytest.mark.slow
 def test_an_actor_cut_up_by_zero_3_is_whole_and_new_in_the_engines_beside_two_workers(tmp_path, conf):
     """DeepSpeed's bits are those of a world: two workers' with engines beside them are two workers' with the engines in them.
     What an engine says of its tokens' probabilities goes into the losses (`importance_limit`): its weights show in the bits.

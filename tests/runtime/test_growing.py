@@ -41,7 +41,9 @@ def finished(nodes: Nodes, undisturbed: dict[int, str]) -> None:
     assert found.ok, found.sentence
 
 
-@pytest.mark.parametrize(("strategy", "every"), [("replicated", 1), ("fsdp", 1), ("replicated", 7)])
+@pytest.mark.parametrize(
+    ("strategy", "every"), [("replicated", 1), pytest.param("fsdp", 1, marks=pytest.mark.slow), ("replicated", 7)]
+)
 def test_it_trains_on_until_the_newcomer_has_loaded_and_gives_no_step_up(
     tmp_path: Path, undisturbed, strategy: str, every: int
 ):

@@ -444,6 +444,7 @@ print("asked", *sorted(asked))
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_wrapped_model_is_read_by_one_that_is_not_and_the_other_way_round(tmp_path: Path):
     def lives(folder: str, *each: tuple[str, str]) -> list[str]:
         (tmp_path / folder).mkdir()
