@@ -153,13 +153,14 @@ class LedAgent(LocalElasticAgent):
         try:
             return asyncio.run(self._serve())
         finally:
-            for number in (*ENDS, warm.COMPLETE):
+            for number in (*ENDS, warm.COMPLETE, warm.SPOILT):
                 signal.signal(number, signal.SIG_IGN)  # else Python gives them back to the kernel as it ends
 
     async def _serve(self) -> RunResult:
         for number in stops():
             self._hear(number, partial(self._drain, f"the agent was sent {number.name}"))
         self._hear(warm.COMPLETE, self._spares.completed)
+        self._hear(warm.SPOILT, self._spares.spoilt)
         await self._echo.open(self._spec.host)
         async with Server(self._runtime / "agent.sock", self._take, self._report_now, self._turns.poke) as server:
             self._server = server

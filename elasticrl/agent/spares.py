@@ -72,6 +72,12 @@ class Spares:
         self._complete = self._asked
         self.fill()
 
+    def spoilt(self) -> None:
+        """What the fork server has imported has started threads. Those who wait import it by themselves then."""
+        log.warning("an import of the program has started threads: each spare process imports by itself what it does")
+        warm.renew()
+        self.spare()
+
     def lost(self, process: pool.Process, cause: str) -> None:
         """One has ended, of this cause."""
         self.processes.remove(process)

@@ -31,7 +31,9 @@ FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment
 KEPT: Final = ("jemalloc_bg_thd",)  # threads that come again by themselves after a fork: pyarrow's allocator has one
 PARENT: Final = "ELASTICRL_PARENT"  # in a worker's: whose death is its own
 COMPLETE: Final = signal.SIGUSR1  # to a fork server: import the rest; from it: that is done
+SPOILT: Final = signal.SIGUSR2  # from it: that has started threads, so nobody can be forked from it any more
 
+_before: list[int] = []  # what keeps fork servers alive that were renewed
 failure: str = (
     ""  # why the imports did not succeed; every worker then fails with it, instead of the server over and over
 )
@@ -83,8 +85,7 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
 
     def rest() -> None:
         load_later(later)
-        ready_to_fork(later, threads=2)
-        os.kill(agent, COMPLETE)
+        os.kill(agent, COMPLETE if ready_to_fork(later, threads=2) else SPOILT)
 
     # In a thread, as how children end is told by this one. A child that is asked for meanwhile waits until there is but one.
     importing = threading.Thread(target=rest, name="rest", daemon=True)
@@ -105,8 +106,8 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
     os.register_at_fork(before=wait, after_in_child=forget)
 
 
-def ready_to_fork(modules: Iterable[str], threads: int = 1) -> None:
-    """These were imported, with so many threads: see that a child can begin with them."""
+def ready_to_fork(modules: Iterable[str], threads: int = 1) -> bool:
+    """These were imported, with so many threads: can a child begin with them?"""
     global failure  # noqa: PLW0603 - a child is a fork and reads it there: it has no other way to hear
     names = lost(own_threads())
     if len(names) > threads:
@@ -116,6 +117,7 @@ def ready_to_fork(modules: Iterable[str], threads: int = 1) -> None:
         )
     gc.collect()
     gc.freeze()  # children then do not copy these pages only because the collector looks at them
+    return len(names) <= threads
 
 
 def complete(server: int) -> bool:
@@ -173,6 +175,17 @@ def _fork(modules: Iterable[str], later: Iterable[str], address: Path) -> None:
     os.close(alive)
     # As ensure_running leaves them; test_agent_processes notices when a later Python names them otherwise.
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = str(address), held, pid  # noqa: SLF001
+
+
+def renew() -> None:
+    """In the agent: have another fork server, which imports less. The one before stays, as its children would die with it: they
+    import the rest by themselves.
+    """
+    ours: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - it has no way to be told
+    _before.append(ours._forkserver_alive_fd)  # noqa: SLF001
+    ours._forkserver_address = ours._forkserver_alive_fd = ours._forkserver_pid = None  # noqa: SLF001
+    os.environ[FORK_SERVER] = os.environ[FORK_SERVER].rpartition(":")[0] + ":"
+    multiprocessing.forkserver.ensure_running()
 
 
 def server() -> int:

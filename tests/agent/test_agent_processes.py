@@ -487,6 +487,26 @@ def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_
         made.run(scenario)
 
 
+def test_a_module_that_starts_threads_costs_no_process(tmp_path: Path) -> None:
+    text = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (tmp_path / "has_threads.py").write_text(text)
+
+    async def scenario(a: Node) -> None:
+        one = launch([a])
+        await training([a], one)
+        waited, server = pid(a), parent_of(pid(a))
+        await a.until(lambda r: r.warm and r.spares == 1)
+        os.kill(waited, signal.SIGKILL)
+        await a.until(lambda r: r.exit is not None and r.warm)
+        a.send(Launch(place=gang(one + 1, [a], a)))
+        await training([a], one + 1)
+        assert parent_of(pid(a)) != server, "a process that cannot fork any more is left alone"
+
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with lab(tmp_path, 1, later=("has_threads",), env={"PYTHONPATH": path}) as made:
+        made.run(scenario)
+
+
 def test_a_fork_server_that_is_not_ready_to_hear_it_is_not_ended_by_being_asked_for_the_rest() -> None:
     with subprocess.Popen(["sleep", "60"]) as other:  # as Python is until its first line
         try:
