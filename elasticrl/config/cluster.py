@@ -484,8 +484,8 @@ class Agent(Section):
     """Seconds that workers have to end, with a save, where the agent itself is told to end or has lost its daemon for good;
     then they are killed. A daemon gives workers that save recovery.drain, and has all others killed at once."""
     script_imports: bool = True
-    """true: below job.level exact a spare process imports beforehand what the script imports in its first lines, but for
-    modules from the script's own folder. It saves these seconds when a worker dies."""
+    """true: a spare process imports beforehand what the script imports in its first lines, but for modules from the script's
+    own folder. It saves these seconds when a worker dies."""
     env: Mapped = Names()
     """Environment variables for the workers. They change what libraries do; `elasticrl doctor` checks those it knows."""
     log_limit_bytes: Bytes = 64 * MiB

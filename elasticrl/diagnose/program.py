@@ -9,14 +9,23 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from elasticrl.config import Tree
 from elasticrl.contract.level import means_of
 
-#: What a package imports at its first use, by its name: found to take more than two seconds of a worker's start.
-FIRST_USE: Final = {"accelerate": "torch._dynamo", "transformers": "torch._dynamo", "lightning": "torch._dynamo"}
+DYNAMO: Final = "torch._dynamo"
+EARLY: Final = "elasticrl.hf.early"
+#: What a package imports and prepares at its first use, by its name: found to take seconds of a worker's start.
+FIRST_USE: Final = {
+    "accelerate": (DYNAMO, EARLY),
+    "transformers": (DYNAMO, EARLY),
+    "trl": (DYNAMO, EARLY),
+    "lightning": (DYNAMO,),
+    "elasticrl.hf": ("elasticrl.hf.elastic", "elasticrl.hf.prepared", DYNAMO, EARLY),
+}
 REMEDY: Final = "name one that is: job.program=..."
 
 
@@ -84,8 +93,13 @@ def imports(program: str) -> tuple[str, ...]:
             case _:
                 break
     found = [name for name in found if _installed(name, here)]
-    later = [more for name in found if (more := FIRST_USE.get(name.partition(":")[0].partition(".")[0]))]
-    return tuple(dict.fromkeys((*found, *later)))
+    later = [
+        more
+        for name in found
+        for package, more in FIRST_USE.items()
+        if f"{name.partition(':')[0]}.".startswith(f"{package}.")
+    ]
+    return tuple(dict.fromkeys((*found, *chain.from_iterable(later))))
 
 
 def _parsed(script: Path) -> ast.Module:

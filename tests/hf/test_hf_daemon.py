@@ -22,13 +22,10 @@ NODES = ("n0", "n1", "n2")
 PROGRAM = Path(__file__).with_name("hf_job.py")
 STEPS, KILLS, LANES = 24, 5, 4
 PATIENCE_S = 240.0
-# What a spare has imported before it is needed.
-PRELOAD = ["elasticrl.hf.elastic", "trl.trainer.sft_trainer", "trl.trainer.grpo_trainer"]
 
 
 CONF: dict[str, Any] = {
     "job": {"program": str(PROGRAM), "seed": 7},
-    "agent": {"preload": PRELOAD},
     "membership": {"min_nodes": 3},
     "lanes": {"count": LANES, "digest": "full"},
     "recovery": {"reform": "60s"},

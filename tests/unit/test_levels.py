@@ -88,7 +88,7 @@ def test_a_spare_imports_what_the_script_does_at_its_head_but_for_its_own_module
     (tmp_path / "train.py").write_text(SCRIPT)
     found = imports(str(tmp_path / "train.py"))
     head = ("json", "torch.nn", "transformers:Trainer", "transformers:TrainingArguments", "pathlib:Path")
-    assert found == (*head, "torch._dynamo"), "and what transformers imports at its first use"
+    assert found == (*head, "torch._dynamo", "elasticrl.hf.early"), "and what transformers imports at its first use"
     assert imports(str(tmp_path / "gone.py")) == ()
 
 
