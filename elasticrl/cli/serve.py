@@ -451,7 +451,8 @@ def tell(picture: Mapping[str, Any], steps: int, said: str, due: float) -> tuple
 
 def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:
     """The same without what every step changes."""
-    return {**picture, "step": 0, "committed": 0, "rows": [{**row, "step": 0} for row in picture["rows"]]}
+    still = {"step": 0, "milestone": ""}
+    return {**picture, **still, "committed": 0, "rows": [{**row, **still} for row in picture["rows"]]}
 
 
 def stop_job(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, *, within_s: float) -> None:

@@ -57,6 +57,8 @@ def spec_of(
         threads=tree.lanes.threads,
         preload=(*PRELOAD, *(() if script else own), *((KEPT,) if script and means.keeps else ()), *tree.agent.preload),
         script=script,
+        reads=script and not means.tells,
+        progress=tree.agent.progress or "",
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[0]) if script and len(program) == 1 and tree.agent.script_imports else (),
         grace_s=tree.recovery.grace_s,
