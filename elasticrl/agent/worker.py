@@ -26,6 +26,7 @@ from elasticrl.contract.orders import Halt, Place
 from elasticrl.contract.seat import OwnSeat, open_log, take_place
 from elasticrl.diagnose import witness
 
+LOCAL_RANK: Final = "${local_rank}"  # what torchrun replaces in a script's arguments
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
@@ -88,9 +89,11 @@ def live(channel: socket.socket, job: Job) -> None:
         take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return
+    args = job.args
     if not job.joins:
         seat.begin()
-    run(job.program, job.args)
+        args = tuple(arg.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for arg in args)
+    run(job.program, args)
 
 
 def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:

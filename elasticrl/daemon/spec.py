@@ -60,7 +60,7 @@ def spec_of(
         reads=script and not means.tells,
         progress=tree.agent.progress or "",
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
-        imports=imports(program[0]) if script and len(program) == 1 and tree.agent.script_imports else (),
+        imports=imports(program[-1]) if script and tree.agent.script_imports else (),
         grace_s=tree.recovery.grace_s,
         fingerprint=FINGERPRINT,
         ahead=AHEAD if there(RUNTIME) and not script else "",

@@ -10,7 +10,6 @@ from elasticrl.agent.gather import Beating, Usual, look
 from elasticrl.agent.outside import Outside
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.base.process import Life
-from elasticrl.cli.script import Script, name_of, split
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.events import Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
@@ -123,20 +122,6 @@ def test_a_script_has_torchruns_variables_and_none_that_change_what_it_computes(
     assert "OMP_NUM_THREADS" not in one
     assert (many["OMP_NUM_THREADS"], many["TORCH_NCCL_ASYNC_ERROR_HANDLING"], many["A"]) == ("1", "1", "b")
     assert not {"CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "MKL_NUM_THREADS"} & one.keys()
-
-
-def test_what_stands_behind_two_dashes_is_the_script() -> None:
-    assert split(["status", "--", "x"]) == (["status", "--", "x"], None)
-    assert split(["run", "a.yaml"]) == (["run", "a.yaml"], None)
-    assert split(["run", "--nodes", "2", "--", "t.py", "--", "-x"]) == (
-        ["run", "--nodes", "2"],
-        Script(program="t.py", args=("--", "-x")),
-    )
-    assert split(["run", "--"])[1] == Script(program="")
-    one, other = name_of(Script(program="/a/My Train.py")), name_of(Script(program="/b/My Train.py"))
-    assert one != other
-    assert one.startswith("my-train-")
-    assert name_of(Script(program="/a/7.py")).startswith("s-7-")
 
 
 ME = Member(node="n0", incarnation=1)
