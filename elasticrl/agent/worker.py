@@ -92,8 +92,17 @@ def live(channel: socket.socket, job: Job) -> None:
     args = job.args
     if not job.joins:
         seat.begin()
-        args = tuple(arg.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for arg in args)
+        args = own_args(args, os.environ["LOCAL_RANK"])
     run(job.program, args)
+
+
+def own_args(args: tuple[str, ...], local_rank: str) -> tuple[str, ...]:
+    """A script's arguments on one rank, as torchrun would give them.
+
+    >>> own_args(("--device", "cuda:${local_rank}"), "3")
+    ('--device', 'cuda:3')
+    """
+    return tuple(arg.replace(LOCAL_RANK, local_rank) for arg in args)
 
 
 def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:

@@ -204,9 +204,7 @@ def test_a_log_with_a_rhythm_has_a_budget(at: Rhythm | None, budget_s: float | N
     else:
         assert late.stall is not None
         assert (late.stall.silent, late.stall.waiting, late.stall.budget_s) == (True, True, budget_s)
-        assert str(late.stall) == (
-            f"no line of progress in its log for {budget_s + 1:.0f} s (expected within {budget_s:.0f} s)"
-        )
+        assert str(late.stall) == f"its log tells of no progress: a line was expected within {budget_s:.0f} s"
 
 
 @pytest.mark.parametrize(
