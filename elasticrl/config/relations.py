@@ -299,7 +299,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("agent.progress",),
-        rule="must be a regular expression with a group for the step",
+        rule="must have a group for the step, as a regular expression has it in parentheses",
         broken=lambda t: bool(_unreadable(t)),
         values=_unreadable,
         remedy="Put the step into parentheses, and repeat nothing twice, as in: step (\\d+) of (?P<of>\\d+).",

@@ -797,7 +797,7 @@ CASES = [
     ),
     Case(
         "agent.progress",
-        "must be a regular expression with a group",
+        "must have a group for the step",
         ["job.program=t.py", "job.level=supervised", "agent.progress=update"],
         "it has no group for the step",
         ["agent.progress='update (\\d+)'"],
