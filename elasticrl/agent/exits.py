@@ -73,10 +73,12 @@ def judge(facts: Traces) -> tuple[str, bool, Sign | None]:
         return f"out of memory: {facts.memory}", False, Sign.OOM_KILLED
     if facts.code is None:
         return "it ended, and nobody could say how", False, None
+    victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
     if facts.code < 0:
-        return f"signal {-facts.code} ({signal_name(-facts.code)})", -facts.code in BAD, None
+        said = f": {facts.message}" if facts.message else ""
+        own = -facts.code in BAD and not victim
+        return f"signal {-facts.code} ({signal_name(-facts.code)}){said}", own, None
     if facts.message:
-        victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
         return f"exit code {facts.code}: {facts.message}", not victim, None
     if facts.unjoined:
         return f"its program ended with exit code 0, and had never called {JOIN}", True, Sign.UNJOINED

@@ -9,8 +9,8 @@ from dataclasses import field
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.beats import Snapshot, Stage
-from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Pace, Stall, Work
-from elasticrl.core.node.suspect import Budgets, Progress
+from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, UNTOLD, Facts, Lap, Milestone, Pace, Stall, Work
+from elasticrl.core.node.suspect import Budgets, Progress, Rhythm
 
 RESTING = frozenset({Stage.WARM, Stage.PARKED, Stage.DONE})  # nobody expects progress of these
 
@@ -23,6 +23,8 @@ class Beating:
     beat: Snapshot
     stopped: bool = False  # the kernel says so
     finished: bool = False  # it ended with exit code 0
+    rhythm: Rhythm | None = None  # of its log's lines of progress
+    milestone: Milestone | None = None  # what the newest of them says
     script: bool = False  # its program has collectives of its own, so its beats cannot say that it waits in one
 
 
@@ -33,17 +35,21 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
         return Facts()
     stalls = [stall for w in workers if not w.finished and (stall := stall_of(w, budgets, now))]
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
-    worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
+    # What only a log speaks for comes last.
+    worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, s.silent, -s.for_s, s.slot), default=None)
+    acts = worst is not None and not (worst.silent and budgets.settings.progress == "tell")
+    told = [w.milestone for w in workers if w.milestone]
     newest = max(workers, key=lambda w: w.beat.saved)
     # Who waits outside of the gang says so again and again; the others of this node wait for it.
     shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
     loads = any(w.beat.state is Stage.WARM and not w.finished for w in workers)  # whatever it says that it does
     return Facts(
-        work=work_of(workers, generation, worst),
+        work=work_of(workers, generation, worst if acts else None),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
         stall=worst,
+        milestone=max(told, key=lambda milestone: milestone.read, default=None),
         phase=LOADING if loads else shown.phase,
         beat_at=round(wall - (now - shown.since), 1) if shown.since else 0.0,
         restore_s=max(w.beat.restore_s for w in workers),
@@ -81,7 +87,8 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
     waiting = beat.waiting or (worker.script and not worker.stopped)
     progress = Progress(
         slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=waiting,
-        waited_s=beat.waited_s, stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
+        waited_s=beat.waited_s, stopped=worker.stopped, rhythm=worker.rhythm, op=beat.op,
+        collective=0 if beat.phase == MEETING else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)
 

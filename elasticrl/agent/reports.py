@@ -52,4 +52,6 @@ def news(report: Report | None, begun: int, *, grows: bool = False) -> Report | 
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
     phase = report.phase if report.phase in (OUTSIDE, *([MEETING] if grows else [])) else ""
-    return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, beat_at=0.0)
+    return replace(
+        report, step=int(report.step > begun), stall=stall, pace=(), lap=None, milestone=None, phase=phase, beat_at=0.0
+    )

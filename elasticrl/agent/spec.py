@@ -63,6 +63,8 @@ class Spec:
     threads: int = 1  # per worker, the same for every world size: another number computes other bits
     env: Mapping[str, str] = field(default_factory=dict)
     script: bool = False  # the program is one as torchrun would run it: nothing in it asks for its rank
+    reads: bool = False  # and its log is read for how far it is
+    progress: str = ""  # by this regular expression; "": by the table of diagnose.progress
     unset: tuple[str, ...] = ()  # of FORKING: what a script's own process has not in its environment
     imports: tuple[str, ...] = ()  # what a spare imports while nobody waits for it: "module", or "module:name"
     grace_s: float = 10.0  # with `script`: from SIGTERM to SIGKILL

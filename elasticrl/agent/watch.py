@@ -11,6 +11,7 @@ from elasticrl.agent import pool
 from elasticrl.agent.gather import Beating, Stride, Usual, look
 from elasticrl.agent.logs import Logs
 from elasticrl.agent.outside import Outside, length
+from elasticrl.agent.progress import NOTHING, Heard, Progress
 from elasticrl.agent.spec import Spec
 from elasticrl.base.process import life
 from elasticrl.contract.model import UNTOLD, Facts, Lap, Pace
@@ -28,6 +29,8 @@ class Watch:
         self._usual = Usual(budgets=Budgets(settings=spec.timeouts))
         self._stride = Stride()
         self._outside = Outside()
+        self._progress = Progress(spec.progress) if spec.reads else None
+        self._heard: Mapping[int, Heard] = {}
         self._rotated_at = 0.0
 
     @property
@@ -65,10 +68,16 @@ class Watch:
         quiet = now - beat.since > QUIET_S
         alive = life(process.pid) if quiet and not process.finished else None
         stopped = alive is not None and alive.stopped
-        return Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished, script=self._script)
+        heard = self._heard.get(process.pid, NOTHING)
+        return Beating(
+            slot=slot, beat=beat, stopped=stopped, finished=process.finished, script=self._script,
+            rhythm=heard.rhythm, milestone=heard.milestone,
+        )  # fmt: skip
 
     def _look_from_outside(self, now: float, seated: Iterable[pool.Process]) -> None:
         """At scripts that have told nothing."""
         silent = [p for p in seated if not p.finished and p.beat().phase == UNTOLD]
         found = {p.pid: (alive, length(p.log)) for p in silent if (alive := life(p.pid)) is not None}
         self._outside = self._outside.after(now, found)
+        if self._progress is not None:
+            self._heard = self._progress.look(now, {p.pid: p.log for p in silent})

@@ -26,6 +26,7 @@ from elasticrl.contract.orders import Halt, Place
 from elasticrl.contract.seat import OwnSeat, open_log, take_place
 from elasticrl.diagnose import witness
 
+LOCAL_RANK: Final = "${local_rank}"  # what torchrun replaces in a script's arguments
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
@@ -88,9 +89,20 @@ def live(channel: socket.socket, job: Job) -> None:
         take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return
+    args = job.args
     if not job.joins:
         seat.begin()
-    run(job.program, job.args)
+        args = own_args(args, os.environ["LOCAL_RANK"])
+    run(job.program, args)
+
+
+def own_args(args: tuple[str, ...], local_rank: str) -> tuple[str, ...]:
+    """A script's arguments on one rank, as torchrun would give them.
+
+    >>> own_args(("--device", "cuda:${local_rank}"), "3")
+    ('--device', 'cuda:3')
+    """
+    return tuple(arg.replace(LOCAL_RANK, local_rank) for arg in args)
 
 
 def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:

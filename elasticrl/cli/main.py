@@ -92,10 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         if asked := node.plain(arguments[1:]):
             sys.exit(node.run(asked))
-    from elasticrl.cli.script import split
+    own, said = list(arguments), None
+    if own[:1] == ["run"]:
+        from elasticrl.cli.torchrun import asked as understood
 
-    own, script = split(arguments)
-    build(own)(args=own, prog_name="elasticrl", obj=script)
+        said = understood(own[1:])
+        own = ["run", *said.own]
+    build(own)(args=own, prog_name="elasticrl", obj=said)
 
 
 def _options() -> None:

@@ -58,7 +58,7 @@ def status(
             picture.update(render.addressed(said, job, store))
             if as_json:
                 return json.dumps(picture)
-            moving = pace.after(time.monotonic(), picture["step"])
+            moving = pace.after(time.monotonic(), picture["step"]) if picture.get("tells", True) else ""
             return render.watched(picture, moving, ages=sys.stdout.isatty())  # in a file only what has changed is told
 
         with explained() if store else nullcontext():  # outside of the screen: what is said there goes with it

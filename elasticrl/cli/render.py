@@ -81,7 +81,7 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     )
     head = (
         f"{paint(plain(picture['job']), BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
-        f"  generation {picture['generation']}{_how_far(picture, since)}{who}"
+        f"  generation {picture['generation']}{_how_far(picture, since, ages=ages)}{who}"
     )
     reason_s = picture.get("reason_s")
     old = f" ({ago(reason_s)} ago)" if ages and reason_s is not None and reason_s >= OLD_S else ""
@@ -91,8 +91,10 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     return lines
 
 
-def _how_far(picture: Mapping[str, Any], since: str) -> str:
+def _how_far(picture: Mapping[str, Any], since: str, *, ages: bool) -> str:
     """The newest step and the newest commit, as far as the job has such."""
+    if picture.get("milestone"):
+        return f"  {plain(picture['milestone'])}, by its log{_old(picture.get('milestone_s'), ages=ages)}"
     if not picture.get("tells", True):
         return ""
     committed = f" (committed {picture['committed']:,}{since})" if picture.get("commits", True) else ""
@@ -127,11 +129,16 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
 
 def _step(row: Mapping[str, Any], *, ages: bool) -> str:
     """As its node has told it last; how long ago that was, where it was not just now."""
+    if row["rank"] is not None and row.get("milestone"):
+        return f"{plain(row['milestone'])}{_old(row.get('milestone_s'), ages=ages)}"
     if row["rank"] is None or (not row["step"] and (row["state"] == "joining" or row.get("phase") == UNTOLD)):
         return "-"
-    beat_s = row.get("beat_s")
-    old = f" ({ago(beat_s)} ago)" if ages and beat_s is not None and beat_s >= STALE_S else ""
-    return f"{row['step']:,}{old}"
+    return f"{row['step']:,}{_old(row.get('beat_s'), ages=ages)}"
+
+
+def _old(seconds: float | None, *, ages: bool) -> str:
+    """How long ago, where it was not just now."""
+    return f" ({ago(seconds)} ago)" if ages and seconds is not None and seconds >= STALE_S else ""
 
 
 def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,28 +23,23 @@ LINES: Final = 1 << 16  # bytes of a script's output that are shown at once; of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What was written behind the mark.
+    """What is to be run, with its arguments.
 
     Example: Script(program="train.py", args=("--lr", "1e-4"))
     """
 
     program: str
     args: tuple[str, ...] = ()
+    module: bool = False  # the program is a module's name, as behind -m
 
-
-def split(arguments: Sequence[str]) -> tuple[list[str], Script | None]:
-    """The command's own arguments, and the script's."""
-    words = list(arguments)
-    if words[:1] != ["run"] or MARK not in words:
-        return words, None
-    at = words.index(MARK)
-    behind = words[at + 1 :]
-    return words[:at], Script(program=behind[0] if behind else "", args=tuple(behind[1:]))
+    def __str__(self) -> str:
+        return f"-m {self.program}" if self.module else self.program
 
 
 def name_of(script: Script) -> str:
     """The job's name: the script's, and a mark of where it lies, so that two scripts of one name never meet."""
-    stem = re.sub(r"[^a-z0-9-]+", "-", Path(script.program).stem.lower()).strip("-")[:20] or "script"
+    said = script.program if script.module else Path(script.program).stem
+    stem = re.sub(r"[^a-z0-9-]+", "-", said.lower()).strip("-")[:20].strip("-") or "script"
     place = hashlib.blake2b(os.fsencode(Path(script.program).absolute()), digest_size=2).hexdigest()
     return f"{stem if stem[0].isalpha() else f's-{stem}'}-{place}"
 
@@ -87,7 +82,7 @@ def written(script: Script, level: str, nodes: int, workers: int) -> Path:
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "job.yaml"
-    head = f"# Written by `elasticrl run -- {script.program}`. See docs/CONFIGURATION.md for every key.\n"
+    head = f"# Written by `elasticrl run -- {script}`. See docs/CONFIGURATION.md for every key.\n"
     # JSON is YAML: whatever paths and arguments have in them is read back as it is.
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in conf.items())
     file.write_text(head + text, encoding="utf-8")

@@ -24,7 +24,8 @@ from elasticrl.cli import find, node, render
 from elasticrl.cli.claims import claimed, refused
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
-from elasticrl.cli.script import Output
+from elasticrl.cli.script import Output, Script
+from elasticrl.cli.torchrun import Asked
 from elasticrl.contract.level import means_of
 from elasticrl.contract.model import REFUSED, Outcome
 
@@ -119,10 +120,16 @@ def run(
 ) -> None:
     """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing running.
 
-    A script that torchrun runs needs no configuration: elasticrl run --workers 2 -- train.py ARGS.
+    A script that torchrun runs needs no configuration: elasticrl run --workers 2 -- train.py ARGS. Or say it as to torchrun:
+    elasticrl run --nnodes 2:4 --nproc-per-node 8 -m pkg.train ARGS.
     """
+    said: Asked = context.obj or Asked()
+    if said.problems:
+        raise refused("\n".join(said.problems))
+    for note in said.notes:
+        typer.echo(note, err=True)
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
-    file, chosen = asked_for(context.obj, config, chosen, nodes=nodes, workers=workers, level=level)
+    file, chosen = asked_for(said.script, config, chosen, nodes=nodes, workers=workers, level=level)
     tree, run_dir = settled(file, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
     names = [f"n{n}" for n in range(nodes)]
@@ -150,22 +157,21 @@ def run(
 
 
 def asked_for(
-    script: Any, config: str, chosen: list[str], *, nodes: int, workers: int | None, level: str | None
+    script: Script | None, config: str, chosen: list[str], *, nodes: int, workers: int | None, level: str | None
 ) -> tuple[Path, list[str]]:
     """The configuration's file, and what is to hold in place of what it says."""
     from elasticrl.cli import script as scripts
 
-    if config.endswith(".py"):
-        raise refused(f"{config} is a script, not a configuration. Run it so: elasticrl run -- {config} ARGS")
     if "=" in config:  # no configuration, and a first override
         config, chosen = "", [config, *chosen]
     if script is not None and not script.program:
         raise refused("there is no script after --. Name one: elasticrl run -- train.py ARGS")
     if not config and script is None:
-        raise refused("name a configuration (elasticrl run FILE) or a script (elasticrl run -- train.py ARGS)")
+        raise refused("name a configuration (elasticrl run FILE) or a script (elasticrl run train.py ARGS)")
     if config:
         own = [*([f"node.workers={workers}"] if workers else []), *([f"job.level={level}"] if level else [])]
         return Path(config), [*own, *(scripts.overrides(script) if script else []), *chosen]
+    assert script is not None
     try:
         return scripts.written(script, level or "supervised", nodes, workers or 1), chosen
     except OSError as error:
@@ -451,7 +457,8 @@ def tell(picture: Mapping[str, Any], steps: int, said: str, due: float) -> tuple
 
 def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:
     """The same without what every step changes."""
-    return {**picture, "step": 0, "committed": 0, "rows": [{**row, "step": 0} for row in picture["rows"]]}
+    still = {"step": 0, "milestone": ""}
+    return {**picture, **still, "committed": 0, "rows": [{**row, **still} for row in picture["rows"]]}
 
 
 def stop_job(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, *, within_s: float) -> None:

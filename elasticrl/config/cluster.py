@@ -276,6 +276,11 @@ class Timeouts(Section):
     quiet_s: Span = 0.0
     """Seconds. A script that has not reported a step (job.level supervised, or told before its first word) hangs if it has
     neither used a processor nor written a line for so long. 0: that is not looked at; a stopped process is seen in any case."""
+    progress: Literal["off", "tell", "restart"] = "tell"
+    """What is done when the log of a script (job.level supervised) has told of its progress again and again, and tells of none
+    for unusually long. tell: all workers are looked at, and status names the one that does not wait for others, if one stands
+    out; restart: all workers start again as well; off: nothing. An evaluation that writes no line is taken for a hang once it
+    lasts longer than ten times the usual pause, twice the longest, and a minute."""
     confirm_s: Seconds = 1.0
     """Seconds that a stall must stand after its budget before it is acted on. More forgives; less acts sooner."""
     dump_s: Seconds = 10.0
@@ -486,6 +491,10 @@ class Agent(Section):
     script_imports: bool = True
     """true: a spare process imports beforehand what the script imports in its first lines, but for modules from the script's
     own folder. It saves these seconds when a worker dies."""
+    progress: Text | None = None
+    """A regular expression for lines in which a script's log (job.level supervised) says how far it is, such as
+    "update (\\d+)". Its group n, or its first, is the step; a group "of" is how many there will be. null: what torchtitan,
+    verl, Megatron, transformers, Lightning and tqdm write is known (docs/LEVELS.md)."""
     env: Mapped = Names()
     """Environment variables for the workers. They change what libraries do; `elasticrl doctor` checks those it knows."""
     log_limit_bytes: Bytes = 64 * MiB

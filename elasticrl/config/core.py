@@ -38,6 +38,7 @@ def to_core(tree: Tree) -> settings.Settings:
             floor_s=times.floor_s,
             slack=times.slack,
             quiet_s=times.quiet_s,
+            progress=times.progress,
             confirm_s=times.confirm_s,
             dump_s=times.dump_s,
         ),

@@ -13,6 +13,7 @@ from socket import gethostname
 from typing import Any, Literal
 
 from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
+from elasticrl.base.expression import expected
 from elasticrl.base.value import dataclass
 from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
@@ -97,6 +98,15 @@ _CAPS = (*(key for key in leaves(Tree) if key.startswith("timeouts.phase.")), "t
 def _world(t: Tree) -> int:
     """The most workers that may ever train together."""
     return t.membership.max_nodes * t.node.workers
+
+
+def _unreadable(t: Tree) -> str:
+    """Why no log can be read by the operator's expression; "" if it can."""
+    try:
+        expected(t.agent.progress or "(n)")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 _NO_TEAMS = (
@@ -279,6 +289,20 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: _exact(t) and t.timeouts.quiet_s > 0,
         values=lambda t: f"it is {_s(t.timeouts.quiet_s)}",
         remedy="Remove it; timeouts.phase and timeouts.default_phase hold there.",
+    ),
+    Relation(
+        keys=("agent.progress", "job.level"),
+        rule="must be null above job.level supervised, where the program tells its steps and no log is read for them",
+        broken=lambda t: means_of(t.job.level).tells and bool(t.agent.progress),
+        values=lambda t: f"it is {t.agent.progress} at job.level {t.job.level}",
+        remedy="Remove it.",
+    ),
+    Relation(
+        keys=("agent.progress",),
+        rule="must have a group for the step, as a regular expression has it in parentheses",
+        broken=lambda t: bool(_unreadable(t)),
+        values=_unreadable,
+        remedy="Put the step into parentheses, and repeat nothing twice, as in: step (\\d+) of (?P<of>\\d+).",
     ),
     Relation(
         keys=("membership.fixed", "membership.min_nodes", "membership.max_nodes"),

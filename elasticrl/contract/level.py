@@ -56,7 +56,7 @@ GIVES: Final[Mapping[Level, str]] = MappingProxyType(
     {
         Level.SUPERVISED: (
             "level supervised: after a fault all workers start again, and the script resumes from its own checkpoint. "
-            "Level told (one line: elasticrl.beat(step=step)) adds steps, phases and hang detection: docs/LEVELS.md."
+            "Level told (one line: elasticrl.beat(step=step)) adds steps, phases and a restart at hangs: docs/LEVELS.md."
         ),
         Level.TOLD: (
             "level told: steps and phases are known, hangs are found; after a fault all workers start again from the script's "

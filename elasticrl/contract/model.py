@@ -257,6 +257,7 @@ class Stall:
     stopped: bool = False
     op: str = ""  # the collective that it waits in, and its number in this generation; "": not known
     collective: int = 0
+    silent: bool = False  # all that is known is that its log tells of no progress
 
     @property
     def sign(self) -> Sign:
@@ -264,6 +265,9 @@ class Stall:
         return Sign.STOPPED if self.stopped else Sign.WAITED if self.waiting else Sign.HOST_STUCK
 
     def __str__(self) -> str:
+        if self.silent:
+            # Without how long: it may last for hours, and is shown anew when it changes.
+            return f"its log tells of no progress: a line was expected within {self.budget_s:.0f} s"
         state = "stopped" if self.stopped else "stalled"
         return f"{state} in {self.phase} for {self.for_s:.1f} s (budget {self.budget_s:.1f} s)"
 
@@ -290,6 +294,22 @@ class Lap:
     generation: int
     seconds: float
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    """How far a script says in its log that it is. It is for display and a sign of life: nothing goes on from it.
+
+    Example: Milestone(unit="step", at=120, of=500)
+    """
+
+    unit: str  # what is counted: "step", "epoch", "sample"
+    at: float
+    of: float = 0.0  # how many there will be; 0: not said
+    read: float = 0.0  # when the newest line of progress was read, by the wall clock
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.at:,.15g}" + (f" of {self.of:,.15g}" if self.of else "")
 
 
 #: The phase of a worker that waits for something outside of the gang (an engine that is being started, the disk at the end of
@@ -350,6 +370,7 @@ class Facts:
     versions: str = ""  # what they run, as JSON: names of contract.versions
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
     lap: Lap | None = None  # how long their newest steps took, of this generation or the last that made some
+    milestone: Milestone | None = None  # how far a script's log says that it is; None: it says nothing, or is not read
     phase: str = ""  # that of the one who waits outside of the gang, else of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm

@@ -82,10 +82,12 @@ def rank_env(place: Place) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(place.world),
         "MASTER_ADDR": place.host,
         "MASTER_PORT": str(place.port) if place.endpoint else "",
-        "TORCHELASTIC_RESTART_COUNT": str(place.generation),
+        # 0 at a start that answers no fault, as torchrun has it; else a number that rises.
+        "TORCHELASTIC_RESTART_COUNT": str(place.generation if place.rung is not Rung.START else 0),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": os.environ.get("ELASTICRL_JOB", ""),
         "ELASTICRL_RUN": place.run,
+        "ELASTICRL_GENERATION": str(place.generation),
         # The store at MASTER_ADDR is the agent's: rank 0 must not open a second one there, and need not leave last.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

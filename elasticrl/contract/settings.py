@@ -72,6 +72,7 @@ class Timeouts:
     floor_s: float = 2.0  # a learned budget is never shorter
     slack: float = 10.0  # a learned budget is this many times what is usual
     quiet_s: float = 0.0  # a script that tells nothing may show no sign of life for so long; 0: for ever
+    progress: Literal["off", "tell", "restart"] = "tell"  # when a script's log tells of no progress for unusually long
     confirm_s: float = 1.0  # a stall must stand this long after its budget before it is acted on
     dump_s: float = 10.0  # the longest that stacks and recorders of stalled workers are waited for
 

@@ -356,7 +356,9 @@ def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action
     """
     said = []
     finding, last = after.finding, before.finding if before else None
-    reported = finding is not None and (finding.answer.act is Act.REPORT or (bool(finding.capped) and not answered))
+    reported = finding is not None and (
+        finding.answer.act is Act.REPORT or (bool(finding.capped or after.silent) and not answered)
+    )
     if finding is not None and reported and finding.verdict.fault is not Fault.UNKNOWN:
         told = last is not None and (last.verdict.fault, last.verdict.said) == (
             finding.verdict.fault,

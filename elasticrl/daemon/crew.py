@@ -5,6 +5,7 @@ has a unit for it). A lost agent is one event: no workers.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from elasticrl.base.pauses import pause
 from elasticrl.base.started import NOBODY, Started, last_line
 from elasticrl.base.ticks import until_next
 from elasticrl.contract.events import Action, Asked, Event, Workers
-from elasticrl.contract.model import Commit, Member, Verb, Work, meanwhile
+from elasticrl.contract.model import Commit, Member, Milestone, Verb, Work, meanwhile
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.contract.wire import Acknowledge, Quit, Report
 from elasticrl.daemon.history import History
@@ -30,6 +31,7 @@ STEADY_S = 1.0  # and while it does: we are told when it falls silent
 AGAIN_S = 1.0  # until an agent that could not be started is tried again
 REST_S = 5.0  # and at most where each ends as it starts
 QUIT_LOOK_S = 0.02  # between looks whether it has ended
+MILESTONE_S = 30.0  # between two lines of how far a script is by its log
 KILL_S = 5.0  # for one that was killed to be gone
 
 
@@ -58,6 +60,8 @@ class Crew:
         self._link = Link(folder / "agent.sock", self._heard, self._lost)
         self._begun = NOBODY  # the agent that we have started last
         self._told = Workers(now=0.0)
+        self._milestone: Milestone | None = None  # what the log says of how far a script is,
+        self._milestone_at = -math.inf  # and when
         self._shown = Work.NONE, 0, 0  # what the log says of them: what they do, in which generation, born when
         self._vault = ""  # this node's
         self._vaultless = ""  # why it has none
@@ -191,16 +195,35 @@ class Crew:
         state = workers.work, workers.generation, workers.born
         if state != self._shown and not meanwhile(workers.work, workers.phase):
             self._shown = state
+            self._log_milestone(workers, 0.0)
             self.log.info(
                 "workers.changed", work=workers.work.value, generation=workers.generation, born=workers.born, step=workers.step
             )  # fmt: skip
-        if stall and (told.stall is None or (stall.slot, stall.phase) != (told.stall.slot, told.stall.phase)):
+        self._log_milestone(workers, MILESTONE_S)
+        if stall and (
+            told.stall is None
+            or (stall.slot, stall.phase, stall.silent) != (told.stall.slot, told.stall.phase, told.stall.silent)
+        ):
             if self._measures:
                 self._measures.stalled(stall.phase)
             self.log.info(
                 "worker.stalled", slot=stall.slot, phase=stall.phase, for_s=round(stall.for_s, 3),
-                budget_s=round(stall.budget_s, 3), waiting=stall.waiting, stopped=stall.stopped,
+                budget_s=round(stall.budget_s, 3), waiting=stall.waiting, stopped=stall.stopped, silent=stall.silent,
             )  # fmt: skip
+
+    def _log_milestone(self, workers: Workers, every_s: float) -> None:
+        """How far a script is by its log, now and then: for who reads the run when it is over."""
+        now, newest = time.monotonic(), workers.milestone
+        if newest is not None and newest != self._milestone and now >= self._milestone_at + every_s:
+            self._milestone, self._milestone_at = newest, now
+            self.log.info(
+                "milestone.read",
+                generation=workers.generation,
+                said=str(newest),
+                unit=newest.unit,
+                count=newest.at,
+                of=newest.of,
+            )
 
     def _log_ends(self, report: Report) -> None:
         """Log each end once, then let the agent forget it."""

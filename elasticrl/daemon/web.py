@@ -124,6 +124,8 @@ def guard(request: Request, token: str | None, *, local: bool) -> Reply | None:
 def piece(seen: Picture) -> str:
     """The picture as HTML."""
     since = f", {ago(seen.committed_s)} ago" if seen.committed_s is not None else ""
+    told = f"step {seen.step:,} (committed {seen.committed:,}{since})"
+    far = f"{seen.milestone}, by its log" if seen.milestone else told
     word, needs = escape(seen.state), f", needs {seen.needs}" if seen.needs else ""
     rows = "".join(
         "<tr>"
@@ -140,7 +142,7 @@ def piece(seen: Picture) -> str:
                     "",
                 ),
                 (row.state, f' class="{tone(row.state)}"'),
-                (f"{row.step:,}" if row.rank is not None else "-", ""),
+                (row.milestone or (f"{row.step:,}" if row.rank is not None else "-"), ""),
                 (row.phase or "-", ""),
                 ("; ".join(filter(None, ("leader" if row.leader else "", *notes(asdict(row), ages=False)))), ""),
             )
@@ -152,7 +154,7 @@ def piece(seen: Picture) -> str:
     here = seen.here if seen.here != seen.reason else ""
     return (
         f'<h1>{escape(seen.job)}</h1><p class="state {tone(seen.state)}">{word}</p>'
-        f"<p>generation {seen.generation}, step {seen.step:,} (committed {seen.committed:,}{since}), "
+        f"<p>generation {seen.generation}, {escape(far)}, "
         f"{seen.nodes} of {seen.known} nodes{needs}</p><p class=soft>{escape(seen.reason)}</p>"
         + (f"<p class=soft>{escape(said)}</p>" if (said := past(asdict(seen), ages=False)) else "")
         + (f"<div class=card>{advice}</div>" if advice else "")

@@ -33,22 +33,42 @@ def absent(tree: Tree) -> str:
     """Why `job.program` cannot be started here, and what to do; empty if it can, or is a module, which workers look for."""
     program = tree.job.program
     if not program.endswith(".py"):
-        if means_of(tree.job.level).joins:
-            return ""
-        if os.sep in program or Path(program).is_file():
-            return f"job.program: {program} is not a Python file (its name must end with .py), nor a module's name; {REMEDY}"
-        return (
-            ""
-            if _found(program.partition(".")[0], Path.cwd())
-            else f"job.program: there is no module {program} here; {REMEDY}"
-        )
+        return "" if means_of(tree.job.level).joins else _no_module(program)
     if not Path(program).is_file():
         return f"job.program: {program} is not here; {REMEDY}"
     return "" if means_of(tree.job.level).joins else unfit(Path(program))
 
 
-def unfit(script: Path) -> str:
-    """Why a script cannot run here, by its text; empty if nothing speaks against it."""
+def _no_module(program: str) -> str:
+    """Why a module of this name cannot be run here, as far as that is known without importing it."""
+    if program.startswith("-m"):
+        return f"job.program: {program} has an option in it; name the module alone: job.program={program[2:].strip()}"
+    if os.sep in program or Path(program).is_file():
+        return (
+            f"job.program: {program} is not a Python file (its name must end with .py), nor a module's name; {REMEDY}"
+        )
+    if not _found(program.partition(".")[0], Path.cwd()):
+        return f"job.program: there is no module {program} here; {REMEDY}"
+    file = module_file(program, Path.cwd())
+    return unfit(file, Path.cwd()) if file else ""
+
+
+def module_file(name: str, here: Path) -> Path | None:
+    """The file that `python -m NAME` runs in this folder, found without running anything; None if that is not known."""
+    first, *rest = name.split(".")
+    found = PathFinder.find_spec(first, [str(here)]) or PathFinder.find_spec(first)
+    if found is None or not found.origin:
+        return None
+    place = Path(found.origin)
+    if not rest and not found.submodule_search_locations:
+        return place
+    inner = place.parent.joinpath(*rest)
+    files = (inner.with_suffix(".py"), inner / "__main__.py") if rest else (place.parent / "__main__.py",)
+    return next((file for file in files if file.is_file()), None)
+
+
+def unfit(script: Path, here: Path | None = None) -> str:
+    """Why a script cannot run here, by its text; empty if nothing speaks against it. `here`: where it finds modules first."""
     try:
         tree = _parsed(script)
     except (SyntaxError, ValueError) as error:
@@ -57,7 +77,7 @@ def unfit(script: Path) -> str:
         return f"job.program: {script}{where} is not Python that can be run ({said}); mend it, or {REMEDY}"
     except OSError as error:
         return f"job.program: {script} cannot be read ({error.strerror}); make it readable for this user, or {REMEDY}"
-    lacking = [name for name in dict.fromkeys(_needed(tree)) if not _found(name, script.resolve().parent)]
+    lacking = [name for name in dict.fromkeys(_needed(tree)) if not _found(name, here or script.resolve().parent)]
     if lacking:
         what = f"module {lacking[0]}" if len(lacking) == 1 else f"modules {', '.join(lacking)}"
         return (
@@ -68,17 +88,19 @@ def unfit(script: Path) -> str:
 
 
 def imports(program: str) -> tuple[str, ...]:
-    """What a script imports before it does anything else, of modules that are installed: "module", or "module:name".
+    """What a program imports before it does anything else, of modules that are installed: "module", or "module:name".
 
     Found to matter: what a script sets before an import (an environment variable) may decide what that import does, so the list
     ends with the first statement of another kind. Its own folder is left out: a mended module must be read again.
     """
-    script = Path(program)
+    script = Path(program) if program.endswith(".py") else module_file(program, Path.cwd())
+    if script is None:
+        return ()
     try:
         tree = _parsed(script)
     except (SyntaxError, ValueError, OSError):
         return ()
-    here = script.resolve().parent
+    here = script.resolve().parent if program.endswith(".py") else Path.cwd()
     found: list[str] = []
     for node in tree.body:
         match node:

@@ -138,6 +138,7 @@ class Logs:
         self._committed: dict[int, float] = {}
         self._reached: dict[int, float] = {}
         self._steps = 0
+        self._milestone: tuple[float, str] = (-inf, "")
         self._trained: tuple[float, int] = (inf, 0)
 
     def add(self, event: Happening) -> None:
@@ -165,6 +166,9 @@ class Logs:
         self._steps = max(self._steps, step)
         if word == "training" and event.at < self._trained[0]:
             self._trained = event.at, step
+
+    def _far(self, event: Happening, _: _Node) -> None:
+        self._milestone = max(self._milestone, (event.at, str(event.said.get("said", ""))))
 
     def _exit(self, event: Happening, _: _Node) -> None:
         first(self._reached, event.whole("step"), event.at)
@@ -202,7 +206,7 @@ class Logs:
             events=self._events, begin=self._begin, end=self._end,
             nodes={name: _life(node, words) for name, node in self._nodes.items()},
             plans=self._plans, recovered=self._recovered, committed=self._committed, reached=self._reached,
-            steps=self._steps, trained=self._trained[1],
+            steps=self._steps, trained=self._trained[1], milestone=self._milestone[1],
         )  # fmt: skip
 
 
@@ -211,6 +215,7 @@ KEEP: Final[Mapping[str, Callable[[Logs, Happening, _Node], None]]] = {
     "daemon.started": Logs._daemon,  # noqa: SLF001 # a table of its own methods
     "daemon.stopped": Logs._daemon,  # noqa: SLF001
     "workers.changed": Logs._workers,  # noqa: SLF001
+    "milestone.read": Logs._far,  # noqa: SLF001
     "worker.exited": Logs._exit,  # noqa: SLF001
     "checkpoint.committed": Logs._commit,  # noqa: SLF001
     "plan.adopted": Logs._plan,  # noqa: SLF001

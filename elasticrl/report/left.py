@@ -97,6 +97,7 @@ class Log:
     reached: Mapping[int, float] = field(default_factory=dict)
     steps: int = 0  # the newest that was trained
     trained: int = 0  # the first
+    milestone: str = ""  # how far a script was that told no steps, by its own log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

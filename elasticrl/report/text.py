@@ -52,7 +52,11 @@ def within(story: Story, at: float) -> str:
 def facts(story: Story) -> list[tuple[str, str, str]]:
     """The figures that matter, each as name, value and what it means."""
     left, whole = story.left, "of the time from its first training to its end"
-    found = [("steps", f"{story.steps:,}", "sealed: applied on every rank, whole in memory")]
+    found = [
+        ("steps", f"{story.steps:,}", "sealed: applied on every rank, whole in memory")
+        if story.steps or not left.log.milestone
+        else ("how far", left.log.milestone, "as the script's own log said last")
+    ]
     if story.end > story.begin:
         found.append(
             ("time", human(story.end - story.begin), f"{clock(story.begin)} to {within(story, story.end)} UTC")
@@ -99,10 +103,13 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
 
 def headline(story: Story) -> str:
     """One sentence."""
-    faults = len(story.faults)
+    left, faults = story.left, len(story.faults)
     met = {0: "no fault", 1: "one fault"}.get(faults, f"{faults} faults")
-    met = met if story.left.log.events else "faults not known (no daemon's log is here)"
-    return f"{story.steps:,} steps on {len(story.nodes) or 'unknown'} nodes, {met}. Its end: {story.outcome}."
+    met = met if left.log.events else "faults not known (no daemon's log is here)"
+    far = f"{story.steps:,} steps"
+    if left.log.milestone and not story.steps:
+        far = f"{left.log.milestone} (by the script's log)"
+    return f"{far} on {len(story.nodes) or 'unknown'} nodes, {met}. Its end: {story.outcome}."
 
 
 def text(story: Story) -> str:

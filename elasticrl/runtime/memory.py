@@ -73,7 +73,7 @@ class Gang:
         if world > 1 and not dist.is_initialized():
             raise Misuse("elasticrl.keep: call it after torch.distributed.init_process_group, on all ranks.")
         return cls(
-            context=found, generation=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), rank=rank, world=world,
+            context=found, generation=int(os.environ["ELASTICRL_GENERATION"]), rank=rank, world=world,
             slot=int(os.environ["LOCAL_RANK"]), nodes=int(os.environ["GROUP_WORLD_SIZE"]),
             group=dist.new_group(backend="gloo") if world > 1 else None,
         )  # fmt: skip

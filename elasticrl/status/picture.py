@@ -7,6 +7,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Any
 
 from elasticrl.base.value import dataclass
 from elasticrl.base.words import count, some
@@ -62,6 +63,8 @@ class Row:
     rank: int | None = None  # of its first slot
     slots: int = 1
     step: int = 0
+    milestone: str = ""  # how far it is by its log, in words, where it tells no steps; "": the log has not said
+    milestone_s: float | None = None  # how long ago the log has said so
     phase: str = ""  # as its record says, which is refreshed now and then
     beat_s: float | None = None  # how old the oldest beat of its workers is at most; None: not known
     taken_s: float | None = None  # how long ago its daemon was started again; None: not of late
@@ -100,6 +103,8 @@ class Picture:
     exit_code: int | None = None
     level: str = ""  # job.level; "": not known here
     tells: bool = True  # steps are known
+    milestone: str = ""  # how far the job is by the log of a rank, in words
+    milestone_s: float | None = None  # how long ago the log has said so
     commits: bool = True  # and committed
 
 
@@ -200,7 +205,15 @@ def picture(
             *differing(records),
         ),
         exit_code=plan.exit_code if plan and not again else None,
+        **by_its_log(rows),
     )
+
+
+def by_its_log(rows: Sequence[Row]) -> dict[str, Any]:
+    """How far a job is that tells no steps: what the log says that has said something last."""
+    told = [row for row in rows if row.milestone_s is not None]
+    newest = min(told, key=lambda row: (row.milestone_s or 0.0, row.rank or 0), default=None)
+    return {"milestone": newest.milestone, "milestone_s": newest.milestone_s} if newest else {}
 
 
 def on_level(made: Picture, level: Level) -> Picture:
@@ -374,6 +387,8 @@ def row(
         rank=rank,
         slots=slots,
         step=record.step,
+        milestone=str(record.milestone) if record.milestone else "",
+        milestone_s=age(record.milestone.read, now) if record.milestone else None,
         phase="" if formed else record.phase,
         beat_s=None if fresh else age(record.beat_at, now),
         taken_s=taken_s,

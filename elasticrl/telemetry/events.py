@@ -132,6 +132,17 @@ EVENTS: tuple[Declared, ...] = (
         fields={"why": "the folder, and what the system says"},
     ),
     Declared(
+        name="milestone.read",
+        meaning="How far a script is by its own log, now and then (job.level supervised).",
+        fields={
+            "generation": "",
+            "said": "in words",
+            "unit": "what is counted: step, epoch, sample",
+            "count": "",
+            "of": "how many there will be; 0: not said",
+        },
+    ),
+    Declared(
         name="worker.stalled",
         meaning="A worker has made no progress for longer than its phase's budget.",
         level="warning",
@@ -142,6 +153,7 @@ EVENTS: tuple[Declared, ...] = (
             "budget_s": "",
             "waiting": "in a collective: a victim",
             "stopped": "by a signal",
+            "silent": "all that is known is that a script's log tells of no progress",
         },
     ),
     Declared(

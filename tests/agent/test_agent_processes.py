@@ -200,6 +200,7 @@ def test_a_worker_that_hangs_outside_a_collective_is_told_from_its_victim(pair: 
         ("raise", "exit code 1: ValueError: bad prompt"),
         ("exit", "exit code 3"),
         ("torn", "exit code 1"),
+        ("record", "exit code 4: KeyError: 'reward'"),
         ("segv", "signal 11 (SIGSEGV)"),
     ],
 )

@@ -5,6 +5,7 @@ import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import incident, logs, report
+from elasticrl.diagnose.progress import HALF, SAID, Reader
 from elasticrl.report.read import read as read_run
 from elasticrl.report.story import tell
 from elasticrl.report.text import text as report_text
@@ -69,6 +71,28 @@ def test_settings_of_any_shape_are_taken_or_refused_with_findings(tree: dict[str
         path.write_bytes(text_of(tree))
         loaded = read_config(path, [f"job.name={override}", f"agent.env.{override}=1"])
         assert loaded.tree is not None or loaded.errors
+
+
+PROGRESS = [
+    b"step 120/500 loss 2.3\n", b"\r 24%|##4       | 120/500 [00:12<00:38,  9.93it/s]", b"{'loss': 2.31, 'epoch': 0.24}\n",
+    b"iteration      120/     500 | consumed samples\n", b"Epoch: [0][ 120/5005]\t\r\n", b"1,234it [00:12, 9.9it/s]\n",
+]  # fmt: skip
+
+
+@fuzzed
+@given(st.lists(changed(st.sampled_from(PROGRESS)), max_size=30), st.lists(st.integers(0, 2000), max_size=8))
+def test_how_far_a_log_says_that_a_script_is_does_not_depend_on_where_looks_cut_it(
+    lines: list[bytes], cuts: list[int]
+) -> None:
+    log = b"".join(lines)[:4000] + b"\n"
+    places = [0, *sorted(cuts), len(log)]
+    reader = Reader()
+    for begin, end in pairwise(places):
+        reader = reader.after(log[begin:end])
+        assert len(reader.tail) <= 2 * HALF
+        assert len(reader.said) <= SAID
+    assert reader.milestone is None or str(reader.milestone).isprintable()
+    assert (reader.milestone is None) == (Reader().after(log).milestone is None)
 
 
 @fuzzed

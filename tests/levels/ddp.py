@@ -23,6 +23,9 @@ def main() -> None:
     asked.add_argument(
         "--hang", type=Path, default=Path("/nowhere"), help="rank 1 stands still once this file is there"
     )
+    asked.add_argument(
+        "--spin", type=Path, default=Path("/nowhere"), help="rank 1 computes as long as this file is there"
+    )
     args = asked.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -45,11 +48,15 @@ def main() -> None:
         if rank == 1 and args.hang.exists():
             args.hang.unlink()
             time.sleep(3600)
+        while rank == 1 and args.spin.exists():
+            pass
         loss.backward()
         optimizer.step()
         time.sleep(args.pause)
         with args.history.open("a") as out:
             out.write(f"{time.monotonic():.4f} {os.getpid()} rank {rank} world {world} step {step + 1}\n")
+        if rank == 0:
+            print(f"step {step + 1}/{args.steps} loss {loss.item():.3f}", flush=True)
         if rank == 0 and (step + 1) % args.every == 0:
             fresh = file.with_suffix(".new")
             torch.save(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pty
 import subprocess
 import sys
 import tempfile
@@ -150,6 +151,29 @@ def test_a_resume_that_may_take_half_a_checkpoint_is_said(tmp_path: Path) -> Non
     done = command("init", "--script", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "elasticrl.hf.latest(output_dir)" in done.stdout
+
+
+def test_on_a_terminal_it_asks_three_questions(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    asks = subprocess.Popen(
+        [sys.executable, "-m", "elasticrl.cli.main", "init"], cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "XDG_STATE_HOME": f"{tmp_path}/state"},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        os.write(ours, f"{HERE / 'ddp.py'}\n2:4\n8\n".encode())
+        said, _ = asks.communicate(timeout=120)
+    finally:
+        os.close(ours)
+        asks.kill()
+    assert asks.returncode == 0, said
+    assert [said.count(word) for word in ("Training script", "Nodes, as MIN:MAX", "Workers on each node")] == [1, 1, 1]
+    written = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    assert (written["membership"]["min_nodes"], written["node"]["workers"], written["job"]["level"]) == (
+        2,
+        8,
+        "supervised",
+    )
 
 
 @pytest.fixture

@@ -91,14 +91,26 @@ def test_a_script_survives_a_kill_and_ends_with_ctrl_c_and_leaves_no_process(fol
     ):
         time.sleep(0.05)
     assert left == []
-    # Once more, until it is done: from its own checkpoint, and with its output on this terminal.
+    # Once more, until it is done: from its own checkpoint, as a module and in torchrun's words, and with its output here.
     newest = max(int(line.split()[-1]) for line in history.read_text().splitlines())
-    words[words.index("9999")] = str(newest + 20)
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "train.py").write_text(SCRIPT.read_text())
+    (folder / "pkg" / "__init__.py").touch()
+    options = ["--nnodes=1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "-m", "pkg.train"]
+    args = [str(newest + 20) if word == "9999" else word for word in words[words.index(str(SCRIPT)) + 1 :]]
     again = subprocess.run(
-        command(*words), env=environ(folder), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command(*options, *args),
+        env=environ(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert again.returncode == 0, again.stdout + again.stderr
     assert "the script has ended with exit code 0 on all ranks" in again.stdout
+    assert f"step {newest + 20}/{newest + 20} loss " in again.stdout
+    assert "--rdzv-backend: left out, as elasticrl run brings an etcd and a rendezvous of its own." in again.stderr
     assert max(int(line.split()[-1]) for line in history.read_text().splitlines()) == newest + 20
 
 

@@ -39,12 +39,37 @@ def test_a_script_that_stands_still_is_found_from_outside_and_the_rank_is_named(
         run.job.start("n0", "n1")
         run.trains(2)
         run.warm()
+        run.until(lambda: run.job.ask("n0", "status")["milestone"].endswith(" of 100,000"), "its step, by its log")
         hang = run.job.folder / "hang"
         hang.touch()
         at = run.until(lambda: not hang.exists() and time.monotonic(), "the hang")
         run.trains(2, after=at + 1.0)
         named = [line for line in run.job.events("n0", "verdict.found") if line["fault"] == "host_hang"]
         assert [line["ranks"] for line in named] == [[1]], named
+        run.job.check()
+
+
+@pytest.mark.slow  # a minute of silence
+def test_a_script_whose_log_falls_silent_is_named_and_left_alone_and_told_no_more_when_it_goes_on() -> None:
+    # Rank 1 computes all the while, so that nothing else could tell.
+    with Running("ddp.py", "--steps", "100000", "--spin", "{folder}/spin") as run:
+        run.job.start("n0", "n1")
+        run.trains(2)
+        run.until(lambda: len(run.lines()) > 400, "a rhythm")
+        spin = run.job.folder / "spin"
+        spin.touch()
+        named = run.until(
+            lambda: [text for text in run.job.ask("n0", "status")["advice"] if "rank 1 " in text],
+            "a name",
+            within_s=150.0,
+        )
+        assert "The job was left alone (timeouts.progress: tell)." in named[0]
+        (row,) = [row for row in run.job.ask("n0", "status")["rows"] if row["rank"] == 0]
+        assert "its log tells of no progress: a line was expected within 60 s" in row["note"], row
+        assert (row["state"], run.job.ask("n0", "status")["state"]) == ("training", "TRAINING")
+        spin.unlink()
+        run.until(lambda: "rank 1 " not in str(run.job.ask("n0", "status")["advice"]), "it goes on", within_s=30.0)
+        assert len(run.reasons()) == 1, "nothing was started again"
         run.job.check()
 
 

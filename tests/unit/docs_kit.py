@@ -20,6 +20,7 @@ import typer
 
 from chaos.run import parser as chaos_parser
 from elasticrl.cli.main import VERBS, build
+from elasticrl.cli.torchrun import asked
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -211,6 +212,11 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 def elasticrl(words: list[str], loose: bool) -> Inner:
     if loose:
         return _mentioned(words)
+    if words[0] == "run":
+        understood = asked(words[1:])
+        if understood.problems:
+            raise Misread(" ".join(understood.problems))
+        words = ["run", *understood.own]
     found, rest = command_of(words)
     context = found.context_class(found, info_name=words[0])
     try:

@@ -37,6 +37,9 @@ BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", s
         (Traces(code=-15), "signal 15 (SIGTERM)", False),
         (Traces(code=-11), "signal 11 (SIGSEGV)", True),
         (Traces(code=-6), "signal 6 (SIGABRT)", True),
+        # A script that aborts after torch's @record has written down why.
+        (Traces(code=-6, message="ValueError: bad"), "signal 6 (SIGABRT): ValueError: bad", True),
+        (Traces(code=-6, message="Broken: x"), "signal 6 (SIGABRT): Broken: x", False),
         (Traces(code=-9, killed="stopped in rollout for 12.0 s"), "stopped in rollout for 12.0 s", False),
         (Traces(code=-9, memory="Killed process 7"), "out of memory: Killed process 7", False),
         (Traces(code=None), "it ended, and nobody could say how", False),

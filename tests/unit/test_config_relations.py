@@ -788,6 +788,22 @@ CASES = [
         "Remove it",
     ),
     Case(
+        "agent.progress",
+        "must be null above job.level supervised",
+        ["job.program=t.py", "job.level=told", "agent.progress='update (\\d+)'"],
+        "it is update (\\d+) at job.level told",
+        ["agent.progress=null"],
+        "Remove it",
+    ),
+    Case(
+        "agent.progress",
+        "must have a group for the step",
+        ["job.program=t.py", "job.level=supervised", "agent.progress=update"],
+        "it has no group for the step",
+        ["agent.progress='update (\\d+)'"],
+        "Put the step into parentheses",
+    ),
+    Case(
         "membership.fixed",
         "must not be true with a min_nodes between",
         [

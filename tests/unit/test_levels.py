@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from elasticrl.agent.gather import Beating, Usual, look
 from elasticrl.agent.outside import Outside
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.base.process import Life
-from elasticrl.cli.script import Script, name_of, split
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.events import Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
 from elasticrl.contract.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
+from elasticrl.contract.orders import Place
+from elasticrl.contract.seat import rank_env
 from elasticrl.contract.settings import Timeouts
 from elasticrl.core.node.suspect import Budgets
 from elasticrl.diagnose.program import imports, unfit
@@ -125,18 +127,22 @@ def test_a_script_has_torchruns_variables_and_none_that_change_what_it_computes(
     assert not {"CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "MKL_NUM_THREADS"} & one.keys()
 
 
-def test_what_stands_behind_two_dashes_is_the_script() -> None:
-    assert split(["status", "--", "x"]) == (["status", "--", "x"], None)
-    assert split(["run", "a.yaml"]) == (["run", "a.yaml"], None)
-    assert split(["run", "--nodes", "2", "--", "t.py", "--", "-x"]) == (
-        ["run", "--nodes", "2"],
-        Script(program="t.py", args=("--", "-x")),
-    )
-    assert split(["run", "--"])[1] == Script(program="")
-    one, other = name_of(Script(program="/a/My Train.py")), name_of(Script(program="/b/My Train.py"))
-    assert one != other
-    assert one.startswith("my-train-")
-    assert name_of(Script(program="/a/7.py")).startswith("s-7-")
+def test_a_rank_has_what_torchrun_tells_it() -> None:
+    place = Place(
+        generation=7, born=7, rank=2, slot=1, slots=2, world=4, all_lanes=4, endpoint="10.0.0.1:29500",
+        nodes=("n0", "n0", "n1", "n1"), rung=Rung.RESTART,
+    )  # fmt: skip
+    said = rank_env(replace(place, rank=3))
+    assert {name: said[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")} == {
+        "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "3",
+    }  # fmt: skip
+    assert {name: said[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {
+        "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "4",
+    }  # fmt: skip
+    assert (said["MASTER_ADDR"], said["MASTER_PORT"]) == ("10.0.0.1", "29500")
+    assert (said["TORCHELASTIC_RESTART_COUNT"], said["ELASTICRL_GENERATION"]) == ("7", "7")
+    first = rank_env(replace(place, rung=Rung.START))
+    assert (first["TORCHELASTIC_RESTART_COUNT"], first["ELASTICRL_GENERATION"]) == ("0", "7"), "as torchrun begins"
 
 
 ME = Member(node="n0", incarnation=1)

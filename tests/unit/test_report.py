@@ -126,6 +126,18 @@ def test_a_run_is_told_from_its_logs(run: Path) -> None:
     assert story.curve[-1].facts == {"reward": 0.9, "kl": 0.1, "loss": -9.0}
 
 
+def test_a_run_of_a_script_is_told_by_how_far_its_log_said_that_it_was(tmp_path: Path) -> None:
+    lines = [line for line in lines_of("n0") if "step" not in line or not line["step"]]
+    lines += [
+        log(8.0 + n, "milestone.read", "n0", generation=3, said=f"step {n} of 500", unit="step", count=n)
+        for n in (1, 2)
+    ]
+    (tmp_path / "n0.daemon.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    story = story_of(tmp_path)
+    assert facts(story)[0] == ("how far", "step 2 of 500", "as the script's own log said last")
+    assert "toy: step 2 of 500 (by the script's log) on 1 nodes" in text(story)
+
+
 def test_a_node_whose_daemon_was_killed_was_away_until_it_started_again(run: Path) -> None:
     story = story_of(run)
     spans = [

@@ -21,7 +21,7 @@ from elasticrl.core.lead.lost_seats import late, losses
 from elasticrl.core.lead.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.lead.quarantines import guard
 from elasticrl.core.lead.scene import BACK_TTLS, Move, Scene
-from elasticrl.core.lead.stalls import stuck
+from elasticrl.core.lead.stalls import silence, silent, stuck
 from elasticrl.core.node import dossier
 from elasticrl.core.node.follow import plan_of, workers_of
 from elasticrl.core.node.invariants import check_plan
@@ -43,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     moved,
     late,
     stuck,
+    silent,
     form,
     grow,
     ease,
@@ -157,6 +158,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         ready_at=now if ready - lead.ready else lead.ready_at,
         stalled_at=None if not stalled else now if begins else lead.stalled_at,
         excused_at=now if scene.excused else -inf if new_plan else lead.excused_at,
+        silent=silence(scene, new_plan=new_plan),
         done_at=None if not scene.at_work(Work.DONE) else now if lead.done_at is None or new_plan else lead.done_at,
         stop_at=min(lead.stop_at, now) if scene.view.intent is Intent.STOP else inf,
         asked=scene.view.look_revision if begins else lead.asked,

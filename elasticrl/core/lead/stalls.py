@@ -1,4 +1,6 @@
-"""The rule for members that wait while nobody has been found to blame: look, then act on what was proven, else probe."""
+"""The rules for members that wait while nobody has been found to blame: look, then act on what was proven, else probe. Where
+only a script's log has fallen silent, nothing is done but to look.
+"""
 
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from elasticrl.core.node.dossier import WAYS
 from elasticrl.core.node.state import Finding
 
 WORD_S = 1.0  # every node times its ways twice in that
+LOOKS_S = 45.0  # between looks at a gang whose log is silent: what was found is forgotten after a minute
 
 
 def stuck(scene: Scene) -> Move | None:
@@ -45,6 +48,22 @@ def stuck(scene: Scene) -> Move | None:
     verdict = finding.verdict if finding else None
     causes = (Cause(why=Why.STALLED), *known(verdict))
     return Move(plan=scene.write(Phase.PROBE, scene.kept, *causes, strike=plan.strike), verdict=verdict)
+
+
+def silence(scene: Scene, *, new_plan: bool) -> tuple[float, int] | None:
+    """When the gang is next to be looked at because a script's log is silent, brought up to this moment."""
+    before = None if new_plan else scene.lead.silent
+    if not any(record.stall and record.stall.silent for record in scene.doing[Work.TRAINING]):
+        return None
+    return before if before and scene.now < before[0] + LOOKS_S else (scene.now, scene.view.look_revision)
+
+
+def silent(scene: Scene) -> Move | None:
+    """A script's log tells of no progress: all are asked where their workers are, so that one can be named. None is ended."""
+    plan, since = scene.plan, scene.lead.silent
+    if plan is None or plan.phase is not Phase.TRAIN or since is None or scene.view.look_revision > since[1]:
+        return None
+    return Move(inspect=True, why="a script's log tells of no progress; all workers are being looked at")
 
 
 def _moved_on(scene: Scene) -> bool:

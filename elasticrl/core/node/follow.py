@@ -6,6 +6,7 @@ asked before; a wish that came true no longer arises.
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from elasticrl.contract.events import Action, KeepAlive, Leave, LookAt, Probe, Publish, Try, Workers, WriteCommit
 from elasticrl.contract.evidence import Sign
@@ -21,6 +22,7 @@ from elasticrl.contract.model import (
     Record,
     Rung,
     Seat,
+    Stall,
     Work,
 )
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform, place_of
@@ -33,6 +35,11 @@ from elasticrl.core.node.suspect import lives, probe_turns, watched
 
 NO_WORKERS = Workers(now=-inf)
 LOADS_S = 1.0  # a program that loads for less is no news
+NOBODY = (
+    "A script's log tells of no progress, and no rank stands out: it may save, evaluate or hang. "
+    "elasticrl diagnose shows where each rank is."
+)
+MILD = "The job was left alone (timeouts.progress: tell)."
 PROBLEM = 200  # characters of why a node gets no worker ready, or keeps no log
 REPORTS_PER_S = (
     200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
@@ -141,10 +148,11 @@ def record_of(state: State, now: float) -> Record:
         generation=generation,
         born=workers.born if alive(workers) else 0,
         exit=left,
-        stall=workers.stall if workers.stall and workers.stall.waiting else None,
+        stall=_stall(workers, told),
         step=told.step,
         pace=told.pace,
         lap=told.lap,
+        milestone=told.milestone,
         phase=workers.phase if turned else told.phase,
         beat_at=told.beat_at,
         saved=0,  # of these nobody but this node decides
@@ -167,15 +175,29 @@ def record_of(state: State, now: float) -> Record:
     newer = own is not None and record.beat_at != own.beat_at
     if record == own or (newer and own is not None and replace(record, beat_at=own.beat_at) == own):
         return own if own is not None else record
-    return (
-        record if told is workers else replace(record, step=workers.step, phase=workers.phase, beat_at=workers.beat_at)
-    )
+    return record if told is workers else replace(record, **_newest(workers))
+
+
+def _stall(workers: Workers, told: Workers | Record) -> Stall | None:
+    """What others are to know of a stall. One that may last for hours is told anew no more often than steps are."""
+    now, before = workers.stall, told.stall
+    if now is None or not now.waiting:
+        return None
+    same = before is not None and now.silent and before.silent and now.slot == before.slot
+    return before if same else now
 
 
 def told_now(state: State, now: float) -> Record:
     """The same with the newest step, which the store is told now and then."""
     workers = workers_of(state)
-    return replace(record_of(state, now), step=workers.step, phase=workers.phase, beat_at=workers.beat_at)
+    return replace(record_of(state, now), **_newest(workers))
+
+
+def _newest(workers: Workers) -> dict[str, Any]:
+    """What changes all the time."""
+    return {
+        "step": workers.step, "phase": workers.phase, "beat_at": workers.beat_at, "milestone": workers.milestone,
+    }  # fmt: skip
 
 
 def _advice(state: State) -> tuple[str, ...]:
@@ -188,8 +210,11 @@ def _advice(state: State) -> tuple[str, ...]:
     if finding is not None and finding.verdict.fault is not Fault.UNKNOWN:
         if finding.capped:
             said.append(f"{finding.verdict.said}. {finding.capped}. {finding.verdict.remedy}")
-        elif finding.answer.act is Act.REPORT:
-            said.append(f"{finding.verdict.said}. {finding.verdict.remedy}")
+        elif finding.answer.act is Act.REPORT or lead.silent:
+            mild = f" {MILD}" if lead.silent else ""
+            said.append(f"{finding.verdict.said}. {finding.verdict.remedy}{mild}")
+    elif lead.silent and state.looked > lead.silent[1]:
+        said.append(NOBODY)
     said += [lead.measured] if lead.measured else []
     return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 

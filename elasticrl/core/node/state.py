@@ -60,6 +60,9 @@ class Lead:
     ready_at: float = -inf  # when the newest of them came
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
     excused_at: float = -inf  # when those who wait in a collective were last excused
+    silent: tuple[float, int] | None = (
+        None  # when, and after which request to look, a script's log was last found silent
+    )
     done_at: float | None = None  # since when all seats have been done
     stop_at: float = inf  # when it was first seen that the job is to stop
     asked: int = 0  # the newest request to look at workers when that began

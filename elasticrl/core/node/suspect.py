@@ -320,6 +320,7 @@ class Progress:
     stopped: bool = False  # the kernel says so (state T)
     op: str = ""  # the collective, and its number, where it waits in one
     collective: int = 0
+    rhythm: "Rhythm | None" = None  # how often its log tells of progress; None: it does not, or is not read
 
 
 LATELY = 32  # of a phase's durations say what is usual
@@ -339,6 +340,27 @@ class Took:
         lately = (*self.lately[1 - LATELY :], took_s)
         usual = sorted(lately)[-1 - len(lately) // 10]
         return Took(lately=lately, slowest=max(self.slowest, took_s), usual=usual)
+
+
+LINES = 10  # lines of progress, or moments with some, from which on a log has a rhythm
+LEAST_S = 60.0  # a log that tells nothing for less is never taken for a hang: saves and evaluations write no line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """How often a script's log tells of progress: when it did last, and how long the pauses between were.
+
+    Example: Rhythm(newest=812.4, pauses=Took(...), seen=40)
+    """
+
+    newest: float
+    pauses: Took = Took()
+    seen: int = 0  # pauses
+    mark: int = 0  # how far its newest line says that the script is
+
+    def at(self, now: float, mark: int = 0) -> "Rhythm":
+        """It did once more."""
+        return Rhythm(newest=now, pauses=self.pauses.and_then(now - self.newest), seen=self.seen + 1, mark=mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +384,8 @@ class Budgets:
         reading: one of 8 s among steps of 50 ms was killed at its step for ever. What it teaches ends with the step, or each
         real hang would delay how the next one is found.
         """
+        if stall.silent and self.settings.progress == "tell":
+            return self  # something else has ended it
         before = self.ended.get(stall.phase)
         if before is not None and stall.step <= _last(before) and stall.for_s < before.for_s:
             return self
@@ -378,6 +402,30 @@ class Budgets:
         again_s = TWICE * ended.for_s if ended is not None and step is not None and step <= _last(ended) else 0.0
         return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest, again_s))
 
+    def silence(self, rhythm: Rhythm) -> float:
+        """Seconds without a line of progress after which a script's log is silent for unusually long. There is no cap: what
+        no line tells of (a save, an evaluation) is as long as it is. What was ended for it has twice as long where it was.
+        """
+        if self.settings.progress == "off" or rhythm.seen < LINES:
+            return inf
+        ended = self.ended.get(UNTOLD)
+        again = ended is not None and ended.silent and rhythm.mark <= _last(ended)
+        again_s = TWICE * ended.for_s if ended is not None and again else 0.0
+        pauses = rhythm.pauses
+        return max(LEAST_S, self.settings.floor_s, self.settings.slack * pauses.usual, TWICE * pauses.slowest, again_s)
+
+    def silent(self, progress: Progress, now: float) -> Stall | None:
+        """The stall of a script whose log has told of progress again and again, and does no more."""
+        rhythm = progress.rhythm
+        if rhythm is None or progress.phase != UNTOLD:
+            return None
+        budget, for_s = self.silence(rhythm), now - rhythm.newest
+        if for_s < budget:
+            return None
+        return Stall(
+            slot=progress.slot, step=rhythm.mark, phase=UNTOLD, for_s=for_s, budget_s=budget, waiting=True, silent=True
+        )
+
     def stalled(self, progress: Progress, now: float) -> Stall | None:
         """The stall that this worker is in, if it is.
 
@@ -390,7 +438,7 @@ class Budgets:
         excused = not progress.waiting and progress.waited_s > budget / TWICE
         for_s = now - progress.since - (progress.waited_s if excused else 0.0)
         if for_s < budget:
-            return None
+            return self.silent(progress, now)
         return Stall(
             slot=progress.slot, step=progress.step, phase=progress.phase, for_s=for_s, budget_s=budget,
             waiting=progress.waiting, stopped=progress.stopped, op=progress.op if progress.waiting else "",
