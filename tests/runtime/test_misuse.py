@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_script import start
+from alone import start
 
 SCRIPT = """
 import torch.distributed as dist

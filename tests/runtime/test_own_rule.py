@@ -6,7 +6,7 @@ from pathlib import Path
 
 import exact_job
 import torch
-from test_script import start
+from alone import start
 
 from elasticrl.runtime.layout import UNIT
 from elasticrl.runtime.optim import CHUNK, apply, stock

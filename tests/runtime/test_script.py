@@ -1,44 +1,17 @@
 """What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from alone import Life, live
+from alone import Life, start
 
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import join
 from elasticrl.runtime.vault.errors import DataError
-
-HEAD = """
-import torch
-import elasticrl.runtime
-from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
-from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.optim import SGD, AdamW
-from elasticrl.runtime.vault.slots import pin
-from elasticrl.runtime.vault.source import shard_of
-"""
-
-
-def start(
-    folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = (), strategy: str = "replicated"
-) -> Life:
-    """One life of a script, alone; what it made is in `folder`."""
-    conf = {
-        "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
-        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
-        "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
-        "model": {"strategy": strategy},
-    }  # fmt: skip
-    (folder / "job.yaml").write_text(json.dumps(conf))
-    (folder / "job.py").write_text(HEAD + script)
-    return live(folder / "job.py", *args)
-
 
 CHANGES = """
 class Rows:
