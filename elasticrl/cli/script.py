@@ -18,6 +18,7 @@ from typing import Any, Final
 import typer
 
 MARK: Final = "--"  # what comes after it is the script, and its arguments
+LANES: Final = 8  # of a job whose configuration does not say
 LINES: Final = 1 << 16  # bytes of a script's output that are shown at once; of more the newest
 
 
@@ -80,6 +81,8 @@ def written(script: Script, level: str, nodes: int, workers: int) -> Path:
         "checkpoint": {"dir": where["checkpoints"]},
         "telemetry": {"log_dir": where["log"]},
     }  # fmt: skip
+    if level == "exact" and nodes * workers > LANES:  # each worker needs one
+        conf["lanes"] = {"count": nodes * workers}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "job.yaml"
     head = f"# Written by `elasticrl run -- {script}`. See docs/CONFIGURATION.md for every key.\n"

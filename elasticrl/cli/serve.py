@@ -170,7 +170,8 @@ def asked_for(
         raise refused("name a configuration (elasticrl run FILE) or a script (elasticrl run train.py ARGS)")
     if config:
         own = [*([f"node.workers={workers}"] if workers else []), *([f"job.level={level}"] if level else [])]
-        return Path(config), [*own, *(scripts.overrides(script) if script else []), *chosen]
+        asked = [*own, *(scripts.overrides(script) if script else []), *chosen]
+        return Path(config), [*implied(Path(config), asked, nodes), *asked]
     assert script is not None
     try:
         return scripts.written(script, level or "supervised", nodes, workers or 1), chosen
@@ -178,6 +179,16 @@ def asked_for(
         raise refused(
             f"{error.filename} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder of yours"
         ) from None
+
+
+def implied(config: Path, chosen: list[str], nodes: int) -> list[str]:
+    """What goes without saying where all nodes are on this machine: an etcd for them, and no more nodes than are played."""
+    from elasticrl.config.load import read
+
+    said = read(config, chosen).origins
+    store = [] if {"store.embedded", "store.endpoints"} & said.keys() else ["store.embedded=true"]
+    most = [] if {"membership.max_nodes", "membership.min_nodes"} & said.keys() else [f"membership.max_nodes={nodes}"]
+    return [*store, *most]
 
 
 def settled(config: Path, chosen: list[str], nodes: int) -> tuple[Any, Path]:

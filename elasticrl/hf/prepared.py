@@ -48,7 +48,7 @@ def prepare(
     from accelerate.utils import send_to_device
 
     run = join()
-    _check(run, optimizer, loader, scheduler)
+    _check(run, loader, scheduler)
     accelerator = Accelerator()  # as the script's: they share their state
     model = accelerator.prepare_model(model)
     made = Loader(run, loader, epochs, lambda batch: send_to_device(batch, accelerator.device))
@@ -179,7 +179,7 @@ class Epoch:
     number: int
 
 
-def _check(run: Run, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], scheduler: Any) -> None:
+def _check(run: Run, loader: DataLoader[Any], scheduler: Any) -> None:
     """Misuse, with all that is refused."""
     from accelerate.state import AcceleratorState, GradientState
 
@@ -195,8 +195,6 @@ def _check(run: Run, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], 
             f"{type(scheduler).__name__}: the learning rate must be a function of the step; use LambdaLR, as "
             "transformers.get_scheduler makes."
         )
-    if type(optimizer).__name__ not in ("AdamW", "SGD"):
-        wrong.append(f"{type(optimizer).__name__}: use AdamW or SGD of torch.")
     if GradientState().num_steps != 1:
         wrong.append("gradient_accumulation_steps must be 1: a lane is one micro-batch, so raise lanes.count instead.")
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision == "fp16":  # noqa: SLF001 - is there one?

@@ -175,7 +175,8 @@ class ShardAudit:
             if part.start < part.stop:
                 rows_of = (slice(None), part)
                 rule = scaled(rule, lr_factor)  # noqa: PLW2901 - as Shard.apply
-                apply(rule, old[rows_of], new[rows_of], grad[part], scale=scale, count=shard.version + 1)
+                count = shard.version + 1
+                apply(rule, old[rows_of], new[rows_of], grad[part], scale=scale, count=count, rows=shard.rows)
         return new
 
 

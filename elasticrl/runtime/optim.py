@@ -5,6 +5,7 @@ long the tensor is, or how many threads share it. Vectorised kernels do care at 
 finish what fills no whole vector and may round a multiply and an add differently. So shards are made of whole units of 64
 zero-padded elements, of which every vector length is a divisor, and AdamW uses torch's fused kernel, which gives its threads
 whole cache lines. SGD is spelled out in single operations, which IEEE 754 rounds in one way only, whatever computes them.
+Every other optimizer of torch, and a script's own, is tried before it trains (`stock`).
 
 The new version is written beside the old one, never over it: until an update is sealed the old can be had back. Work goes
 in chunks that stay in cache, so that copying first costs little.
@@ -12,16 +13,21 @@ in chunks that stay in cache, so that copying first costs little.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import parameters
+from elasticrl.runtime.stock import Stepper, Stock, of_group, settings_of, stock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["SGD", "AdamW", "Rule", "Stock", "apply", "follow", "rows_of", "scaled", "stock"]
+
+Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 CHUNK = 131_072  # elements, whole units: a pass then costs more than its call, and the rows stay in cache
 
@@ -114,41 +120,94 @@ def scaled(rule: Any, factor: float) -> Any:
     return rule if factor == 1.0 else replace(rule, lr=rule.lr * factor)
 
 
-def follow(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Callable[[str], Rule]:
-    """The rules that a torch optimizer's parameter groups stand for, by parameter name, read anew at every update so that
-    torch's learning-rate schedulers work. The optimizer itself is never stepped and keeps no state.
+def follow(optimizer: Given, model: torch.nn.Module) -> Callable[[str], Rule]:
+    """The rules that the parameter groups of a torch optimizer, or of several, stand for, by parameter name. They are read anew
+    at every update so that torch's learning-rate schedulers work. The optimizer itself is never stepped and keeps no state.
+    Misuse if it does not work element by element.
     """
-    names = {id(param): name for name, param in parameters(model)}
-    group_of = {
-        names[id(p)]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"] if id(p) in names
-    }
-    kind = type(optimizer).__name__
-    if kind not in ("AdamW", "SGD"):
-        raise ValueError(f"torch.optim.{kind} has no exact form here; use AdamW or SGD, or write an optim.Rule for it")
+    named = parameters(model)
+    names = {id(param): name for name, param in named}
+    rules: dict[str, Callable[[], Rule]] = {}
+    for one in optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,):
+        one._opt_called = True  # noqa: SLF001 - else a scheduler warns that nobody steps it
+        for group, rule in _rules(one):
+            for name in (names[id(param)] for param in group["params"] if id(param) in names):
+                if name in rules:
+                    raise Misuse(f"Two optimizers have {name}: give each parameter to one of them.")
+                rules[name] = rule
+    return lambda name: rules[name]()
 
-    def rule(name: str) -> Rule:
-        group = optimizer.param_groups[group_of[name]]
-        odd = [key for key in ("amsgrad", "maximize", "dampening", "differentiable") if group.get(key)]
-        if odd:
-            raise ValueError(f"torch.optim.{kind} with {', '.join(odd)} has no exact form here; leave {odd[0]} off")
-        lr, decay = float(group["lr"]), float(group["weight_decay"])
-        if kind == "SGD":
-            return SGD(lr=lr, momentum=float(group["momentum"]), weight_decay=decay, nesterov=bool(group["nesterov"]))
-        return AdamW(
-            lr=lr,
-            betas=(float(group["betas"][0]), float(group["betas"][1])),
-            eps=float(group["eps"]),
-            weight_decay=decay,
+
+def _rules(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Mapping[str, Any], Callable[[], Rule]]]:
+    """Each parameter group, and what makes its rule at this moment."""
+    tried: list[Stock] = []
+    for group in optimizer.param_groups:
+        exact = EXACT.get(type(optimizer))
+        if exact is not None and not any(group.get(flag) for flag in FLAGS):
+            yield group, partial(_exact, optimizer, exact, group)
+            continue
+        settings, dims = settings_of(optimizer, group), {param.dim() for param in group["params"]}
+        dtype = next((param.dtype for param in group["params"]), torch.float32)
+        known = next((one for one in tried if one.settings == settings and dims <= one.stepper.dims), None)
+        found = known or of_group(optimizer, group, dims=dims, dtype=dtype)
+        tried.append(found)
+        yield group, partial(_stock, optimizer, found.stepper, group)
+
+
+def _stock(optimizer: torch.optim.Optimizer, stepper: Stepper, group: Mapping[str, Any]) -> Rule:
+    return Stock(lr=float(group["lr"]), settings=settings_of(optimizer, group), stepper=stepper)
+
+
+def _exact(
+    optimizer: torch.optim.Optimizer, exact: Callable[[Mapping[str, Any]], Rule], group: Mapping[str, Any]
+) -> Rule:
+    if odd := [flag for flag in FLAGS if group.get(flag)]:
+        raise Misuse(
+            f"{type(optimizer).__name__} got {', '.join(odd)} after register(): set it where the optimizer is made."
         )
+    return exact(group)
 
-    return rule
+
+def _adamw(group: Mapping[str, Any]) -> AdamW:
+    (one, two), lr = group["betas"], float(group["lr"])
+    return AdamW(
+        lr=lr, betas=(float(one), float(two)), eps=float(group["eps"]), weight_decay=float(group["weight_decay"])
+    )
 
 
-def apply(rule: Rule, old: Tensor, new: Tensor, grad: Tensor, *, scale: float, count: int) -> None:
-    """One rule over one contiguous run, chunk by chunk: new[1 + slots, n] from old[1 + slots, n] and scale * grad[n]."""
+def _sgd(group: Mapping[str, Any]) -> SGD:
+    return SGD(
+        lr=float(group["lr"]), momentum=float(group["momentum"]), weight_decay=float(group["weight_decay"]),
+        nesterov=bool(group["nesterov"]),
+    )  # fmt: skip
+
+
+# By the very class: a subclass may do anything.
+EXACT: Final[Mapping[type, Callable[[Mapping[str, Any]], Rule]]] = {torch.optim.AdamW: _adamw, torch.optim.SGD: _sgd}
+FLAGS: Final = ("amsgrad", "maximize", "dampening")  # which those have not
+
+
+def rows_of(rule_of: Callable[[str], Rule], names: Iterable[str]) -> tuple[str, ...]:
+    """The state that a shard keeps: of each element the parameter, and whatever any of the rules keeps."""
+    return ("param", *dict.fromkeys(slot for name in names for slot in rule_of(name).slots))
+
+
+def apply(
+    rule: Rule, old: Tensor, new: Tensor, grad: Tensor, *, scale: float, count: int, rows: Sequence[str] = ()
+) -> None:
+    """One rule over one contiguous run, chunk by chunk: new[1 + slots, n] from old[1 + slots, n] and scale * grad[n]. With
+    `rows` there may be more than this rule has slots: those stay as they are.
+    """
     chunk = CHUNK if grad.device.type == "cpu" else max(grad.numel(), 1)  # a GPU wants few long kernels instead
     spare = torch.empty(2, min(chunk, grad.numel()), dtype=grad.dtype, device=grad.device)
+    mine = [0, *(rows.index(slot) for slot in rule.slots)] if rows and tuple(rows[1:]) != rule.slots else []
     for start in range(0, grad.numel(), chunk):
         part = slice(start, start + chunk)
-        g = grad[part]
-        rule.update(old[:, part], new[:, part], g, spare[:, : g.numel()], scale, count)
+        g, before, after = grad[part], old[:, part], new[:, part]
+        if not mine:
+            rule.update(before, after, g, spare[:, : g.numel()], scale, count)
+            continue
+        after.copy_(before)
+        made = torch.empty(len(mine), g.numel(), dtype=g.dtype, device=g.device)
+        rule.update(before[mine], made, g, spare[:, : g.numel()], scale, count)
+        after[mine] = made

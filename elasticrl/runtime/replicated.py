@@ -110,9 +110,6 @@ class Replicated(Strategy):
         if len(kinds) != 1:
             raise ValueError(f"trainable parameters must be of one dtype on one device, not {sorted(map(str, kinds))}")
         (dtype, self._device) = kinds.pop()
-        norms = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
-        if norms:
-            raise ValueError(f"{norms[0]} keeps running statistics, which no lane owns; use LayerNorm or GroupNorm")
         self.params = [param for _, param in named]
         self._shapes = [(name, tuple(param.shape)) for name, param in named]
         self._bucket = bucket_bytes // dtype.itemsize

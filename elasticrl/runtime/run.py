@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from elasticrl.config import Tree
@@ -48,7 +49,7 @@ from elasticrl.runtime.interrupt import Broken, GangError
 from elasticrl.runtime.keeper import Keeper
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.lone import claim, only_place
-from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.misuse import NO_GROUP, Misuse, explained
 from elasticrl.runtime.progress import Progress, Sealed
 from elasticrl.runtime.restore import restore
 from elasticrl.runtime.rng import Streams, seed
@@ -56,7 +57,7 @@ from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.sealing import Sealing, see_committed
 from elasticrl.runtime.search import Search
 from elasticrl.runtime.spread import ahead
-from elasticrl.runtime.step import Body, Lane, Step
+from elasticrl.runtime.step import Body, Lane, Step, named_samples
 from elasticrl.runtime.strategy import Reduced
 from elasticrl.runtime.team import check_team
 from elasticrl.runtime.trained import NO_GANG, Build, Optimizer, Registered, Trained
@@ -131,10 +132,10 @@ class Run:
     ) -> None:
         """What is trained, and whatever else belongs to the state: anything with state_dict and load_state_dict, or pieces.
 
-        `optimizer` is a Rule (AdamW, SGD of `runtime.optim`), a function from a parameter's name to one, or a torch AdamW or
-        SGD over the model's parameters, whose groups are then looked at before each update. For strategies `fsdp` and
-        `deepspeed`, `model` is a function of a DeviceMesh that returns the model, for `fsdp` with `fully_shard` applied: each
-        generation builds it anew.
+        `optimizer` is a Rule (AdamW, SGD, stock(...) of `runtime.optim`), a function from a parameter's name to one, or torch
+        optimizers over the model's parameters, one or a list, whose groups are then looked at before each update. For
+        strategies `fsdp` and `deepspeed`, `model` is a function of a DeviceMesh that returns the model, for `fsdp` with
+        `fully_shard` applied: each generation builds it anew.
         """
         if model is not None:
             if optimizer is None:
@@ -181,6 +182,8 @@ class Run:
         """
         if not self._given.roles:
             raise Misuse("Nothing is registered: call run.register(model=..., optimizer=...) before run.steps().")
+        if self._generation is None and dist.is_initialized():
+            raise Misuse(f"This script has made a process group. {NO_GROUP}")
         self._given.asked = limit or self.tree.job.steps or None
         beat, seat = self._worker.beat, self._worker.seat
         while (sealing := self._enter()) is not None:
@@ -369,7 +372,7 @@ class Run:
         """These samples of a lane enter the next update, or were looked at and left out of it (`filtered`). `by`: the weights
         after so many steps have generated them.
         """
-        self._now.used.append((lane * self.parts_per_lane, turn, tuple(ids), filtered, by))
+        self._now.used.append((lane * self.parts_per_lane, turn, named_samples(ids, "run.used"), filtered, by))
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""
@@ -402,7 +405,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
         if self._generation is not None:
             self._generation.leave()
         if self._keeper is not None:
@@ -414,6 +417,8 @@ class Run:
         if self._claim is not None:
             self._claim.close()
             self._claim = None
+        if (sentence := explained(error)) is not None:
+            raise sentence from error
 
     # ---- inside
 

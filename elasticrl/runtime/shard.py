@@ -16,7 +16,8 @@ import torch
 
 from elasticrl.runtime.digest import MASK, digest_of
 from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, Piece, SumPlan, blocks, common, halving, sum_plan
-from elasticrl.runtime.optim import Rule, apply, scaled
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.optim import Rule, Stock, apply, rows_of, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -40,7 +41,7 @@ class Shard:
         can be read until this one's first update: new memory takes a second for four gigabytes.
         """
         self.layout, self.rank, self.pieces = layout, rank, layout.pieces[rank]
-        self.rows = ("param", *rule_of(next(iter(layout.shapes))).slots)
+        self.rows = rows_of(rule_of, layout.shapes)
         spent = old._stores if old is not None else ()  # noqa: SLF001 - another one of this class
         free = [store for store in spent if (store.dtype, store.device) == (dtype, device)]
         state, after, grad = free if len(free) == STORES else (None, None, None)
@@ -145,13 +146,20 @@ class Shard:
             if i == len(runs) // 2:
                 halfway()
             part = (slice(None), slice(start, stop))
-            rule = scaled(rule, lr_factor)  # noqa: PLW2901 - the run's rule, at this moment
-            apply(rule, self.state[part], self.next[part], self.grad[start:stop], scale=scale, count=self.version + 1)
+            apply(
+                scaled(rule, lr_factor), self.state[part], self.next[part], self.grad[start:stop], scale=scale,
+                count=self.version + 1, rows=self.rows,
+            )  # fmt: skip
         self.applied, self._other = True, self.version + 1
 
     def pass_over(self) -> None:
         """The next version is this one: its update is skipped."""
         assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor given up"
+        if self.version == 0 and any(isinstance(rule, Stock) for rule, _, _ in self.runs_of(self.rank)):
+            raise Misuse(
+                "The very first update cannot be skipped: a torch optimizer makes its state in it. Look at what that update's "
+                "loss is made of, or use a rule of elasticrl.runtime.optim (AdamW, SGD), whose state begins with zeros."
+            )
         self._other = None
         self.next.copy_(self.state)
         self.applied, self._other = True, self.version + 1

@@ -14,7 +14,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated, Rows
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.team import ACROSS, AXIS
-from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
+from elasticrl.runtime.trained import check_model, check_rules, offloaded, strategy_of
 from elasticrl.runtime.zero import CLOSE, Zero
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def strategy_for(
         assert not isinstance(given, torch.nn.Module)
         with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time
             model = given(mesh)
+        if kind == "replicated":
+            check_model(name, model)
         check_rules(name, model, role.rule_of)
         return model
 

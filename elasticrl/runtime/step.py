@@ -6,21 +6,23 @@ cuts the step short, and is no error of the script's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from elasticrl.runtime import alike, audited
+from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Turn
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.trained import check_data
 from elasticrl.runtime.vault.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from elasticrl.runtime.data.cursor import SampleId
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.sealing import Sealing
@@ -85,8 +87,9 @@ class Lane:
 
     def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
         """These samples enter the next update, for scripts that choose samples by themselves."""
+        named = named_samples(ids, "lane.used")
         if not self.ghost:
-            self._body.used.append((self.index, turn, tuple(ids), False, None))
+            self._body.used.append((self.index, turn, named, False, None))
 
     def leave_out(self) -> None:
         """In place of the backward pass: there is none, and its leaf is 0. With `fsdp` all ranks leave out the same turns."""
@@ -96,6 +99,17 @@ class Lane:
         """The backward pass is over."""
         self.over = True
         self._body.lane_done()
+
+
+def named_samples(ids: Any, asked: str) -> tuple[SampleId, ...]:
+    """What a script says that it uses; Misuse if these are no samples."""
+    odd = [one for one in ids if not isinstance(one, SampleId)] if isinstance(ids, Iterable) else [ids]
+    if odd:
+        raise Misuse(
+            f"{asked}(ids) takes a list of SampleId, and {odd[0]!r} is none: pass what the cursor or the loader gave "
+            "(batch.ids), or SampleId(epoch, index) of elasticrl.runtime.data.cursor."
+        )
+    return tuple(ids)
 
 
 class Body:
@@ -109,6 +123,7 @@ class Body:
         self.guarded = False  # what cuts it short ends it at once
         # Leaf, turn and samples of the next update, whether it is made without them, and whose weights generated them.
         self.used: list[tuple[int, int, tuple[SampleId, ...], bool, int | None]] = []
+        self.named = False  # some of the samples of an update were
         self._counted = False  # its updates are made in `updates`
         self._changed = False  # an update since the newest state that was kept, after which it could be taken up
         self._lane: Lane | None = None
@@ -122,6 +137,11 @@ class Body:
         if generation.cut:
             return
         strategy = self.given.role(role).live
+        if strategy.walked:
+            raise Misuse(
+                f"The lanes of {role} are asked for again, and the gradients of those before were not used: call run.update() "
+                "after each round of lanes."
+            )
         with self._cut_short():
             if (
                 self._changed and self.sealing.worth
@@ -194,6 +214,12 @@ class Body:
         """One version of all roles. None: the step was cut short."""
         with self._cut_short():
             self.generation.check_cut()
+            for name, role in self.given.roles.items():
+                if (made := role.live.walked) < (lanes := len(role.live.turns)):
+                    raise Misuse(
+                        f"run.update() came after {made} of the {lanes} lanes of {name} that are here: walk all of run.lanes() "
+                        f"(or run.passes({name!r})) before each update, and end each lane with lane.done()."
+                    )
             found, odd = self._reduce(losses=skips is not None)
             if not skips:
                 alike.check_finite(odd, self.progress)
@@ -242,6 +268,13 @@ class Body:
         progress, given, sealing = self.progress, self.given, self.sealing
         if self._lane is not None:
             raise Misuse(f"lane {self._lane.index} was not done(): call lane.done() after its backward pass.")
+        if lost := [name for name, role in given.roles.items() if role.live.walked]:
+            raise Misuse(
+                f"Step {progress.step} has ended, and the gradients of {', '.join(lost)} were not used: call run.update() "
+                "after the lanes."
+            )
+        if progress.update:
+            check_data(given, self.named, progress.step)
         for role in given.roles.values():
             role.buffers.check()
         if given.cursor is not None:
@@ -280,6 +313,7 @@ class Body:
         for leaf, turn, ids, filtered, by in self.used if self.generation.records else ():
             lane = leaf // self.generation.parts_per_lane
             self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered, by=by)
+        self.named = self.named or bool(self.used)
         self.used = []
         progress.update += 1
         progress.count += 1

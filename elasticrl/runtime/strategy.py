@@ -98,6 +98,11 @@ class Strategy(ABC):
         return self._shard
 
     @property
+    def walked(self) -> int:
+        """How many of this rank's turns are done, whose gradients wait for an update."""
+        return len(self._done)
+
+    @property
     def wire(self) -> torch.device:
         """Where numbers are exchanged: with the model, and not on the host if only the state was moved there."""
         return self._device

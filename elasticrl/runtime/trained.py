@@ -7,12 +7,13 @@ script's own function, where it is bound to one gang), and a torch optimizer is 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from elasticrl.runtime.audited import Audits
 from elasticrl.runtime.buffers import Buffers
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
 NO_GANG = "There is no gang yet: this works inside of `for step in run.steps()`."
-Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
+Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 @dataclass(slots=True)
@@ -103,17 +104,20 @@ class Registered:
         self.letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self.parts = Parts()  # all of the state, as this generation keeps it
         self.counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
+        self.looked = False  # whether samples are named, after a first step
         self.begun = False  # an update was sealed: there is no beginning anew
         self._tree = tree
         self._first: dict[str, Any] | None = None  # the others' state before anything was done, until `begun`
 
     def train(self, name: str, model: torch.nn.Module | Build, optimizer: Optimizer) -> None:
         """A role."""
+        if isinstance(model, torch.nn.Module):
+            check_model(name, model)
         self.roles[name] = role = Trained(model, rules(optimizer, model), Buffers(name))
         if isinstance(model, torch.nn.Module):
             check_rules(name, model, role.rule_of)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            self.others[f"{name}_settings"] = Settings(optimizer)
+        for i, one in enumerate(torch_optimizers(optimizer)):
+            self.others[f"{name}_settings{i or ''}"] = Settings(one)
 
     def add(self, name: str, part: Part) -> None:
         """What else belongs to the state."""
@@ -211,38 +215,87 @@ class Registered:
 
 def rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str], Rule]:
     """The rule of each parameter, by name."""
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if not isinstance(model, torch.nn.Module):
-            raise Misuse(
-                "A torch optimizer belongs to one model's parameters, and this model is built anew in each generation: give "
-                "a rule such as AdamW(lr=3e-4), or a function from a parameter's name to one."
-            )
-        return follow(optimizer, model)
     if isinstance(optimizer, Rule):
         rule = optimizer
         return lambda _name: rule
+    if given := torch_optimizers(optimizer):
+        if not isinstance(model, torch.nn.Module):
+            raise Misuse(
+                "A torch optimizer belongs to one model's parameters, and this model is built anew in each generation: give "
+                "its rule, stock(torch.optim.Adam, lr=3e-4) of elasticrl.runtime.optim, or a function from a parameter's name "
+                "to a rule."
+            )
+        return follow(given, model)
+    if isinstance(optimizer, type) or not callable(optimizer):
+        raise Misuse(
+            f"optimizer={_called(optimizer)} is no optimizer: give a rule such as AdamW(lr=3e-4), a function from a "
+            "parameter's name to a rule, a torch optimizer, or a list of these."
+        )
     return optimizer
 
 
+def torch_optimizers(optimizer: object) -> list[torch.optim.Optimizer]:
+    """Those of torch that were given, one or several; none if it is something else."""
+    each: Sequence[object] = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    found = [one for one in each if isinstance(one, torch.optim.Optimizer)]
+    return found if len(found) == len(each) else []
+
+
+def check_model(role: str, model: torch.nn.Module) -> None:
+    """Misuse if it is one that cannot be spread over a gang."""
+    if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+        raise Misuse(f"{role} is a {type(model).__name__}: register the model inside of it (model.module).")
+    norms = [(name, one) for name, one in model.named_modules() if getattr(one, "track_running_stats", False)]
+    if norms:
+        (name, norm), *others = norms
+        raise Misuse(
+            f"{name or role} of {role}{f' and {len(others)} more' if others else ''} is a {type(norm).__name__} with running "
+            "statistics, which belong to no lane: use LayerNorm or GroupNorm, or track_running_stats=False, or "
+            "torchvision.ops.FrozenBatchNorm2d where the statistics are those of the model that is finetuned."
+        )
+
+
+def check_data(given: Registered, named: bool, step: int) -> None:
+    """Misuse if samples are used that nobody names: the ledger, and what proves that each is used once, would be empty. Looked
+    at after a process's first step.
+    """
+    looked, given.looked = given.looked, True
+    if looked or named:
+        return
+    if given.cursor is not None:
+        raise Misuse(
+            f"Step {step} has used no sample of the registered cursor: take each lane's samples from lane.ids(), or name what "
+            "you take by lane.used(ids). Or register no cursor, if the script has no data."
+        )
+    if any(issubclass(type(one), _BaseDataLoaderIter) for one in gc.get_objects()):  # isinstance would ask proxies
+        raise Misuse(
+            f"A torch DataLoader is read from, and step {step} has named no sample: each worker would read the same samples, "
+            "begin anew after a fault, and leave the ledger empty. Take samples by their number: "
+            "register(data=Cursor(Walk(size=len(dataset), lanes=run.tree.lanes.count, per_lane=...))) and lane.ids(), or a "
+            "Loader of elasticrl.runtime.data.loader, which loads ahead."
+        )
+
+
 def check_rules(role: str, model: torch.nn.Module, rule_of: Callable[[str], Rule]) -> None:
-    """Misuse unless each trainable parameter has a rule, and all rules keep the same state: a shard has one row for each."""
-    first: tuple[str, tuple[str, ...]] | None = None
+    """Misuse unless each trainable parameter has a rule."""
     for name, param in parameters(model):
         if not param.requires_grad:
             continue
         try:
-            slots = rule_of(name).slots
+            rule = rule_of(name)
         except KeyError:
             raise Misuse(
                 f"{name} of {role} has requires_grad and no rule: put it into the optimizer, or freeze it."
             ) from None
-        first = first or (name, slots)
-        if slots != first[1]:
+        if not isinstance(rule, Rule):
             raise Misuse(
-                f"The rule of {name} of {role} keeps {', '.join(slots) or 'nothing'}, and that of {first[0]} "
-                f"{', '.join(first[1]) or 'nothing'}: all rules of a model must keep the same (one kind, momentum in all or "
-                "in none). Train what needs another kind as a role of its own."
+                f"The optimizer of {role} gives {_called(rule)} for {name}, which is no rule: a rule has lr, slots and "
+                "update, as AdamW of elasticrl.runtime.optim."
             )
+
+
+def _called(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def strategy_of(tree: Tree, role: str) -> str:

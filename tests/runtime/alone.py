@@ -1,13 +1,25 @@
 """A script's life in a process of its own that need not import torch first: a child of the fork server that gangs use too."""
 
+import json
 import multiprocessing
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from forked_workers import PRELOAD
+
+HEAD = """
+import torch
+import elasticrl.runtime
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
+from elasticrl.runtime.data.loader import StreamLoader
+from elasticrl.runtime.optim import SGD, AdamW
+from elasticrl.runtime.vault.slots import pin
+from elasticrl.runtime.vault.source import shard_of
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +54,18 @@ def live(script: Path, *args: str, within_s: float = 120.0) -> Life:
         process.kill()
         process.join()
     return Life(returncode=process.exitcode, stdout=out.read_text(), stderr=err.read_text())
+
+
+def start(
+    folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = (), strategy: str = "replicated"
+) -> Life:
+    """One life of a script, alone; what it made is in `folder`."""
+    conf = {
+        "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
+        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
+        "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
+        "model": {"strategy": strategy},
+    }  # fmt: skip
+    (folder / "job.yaml").write_text(json.dumps(conf))
+    (folder / "job.py").write_text(HEAD + script)
+    return live(folder / "job.py", *args)

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.layout import Layout
 from elasticrl.runtime.misuse import Misuse
-from elasticrl.runtime.optim import SGD, AdamW, Rule
+from elasticrl.runtime.optim import SGD, AdamW, Rule, stock
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
@@ -63,6 +63,43 @@ def adamw(name: str) -> Rule:
 
 def sgd(_name: str) -> Rule:
     return SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class Lion(torch.optim.Optimizer):
+    """A script's own optimizer."""
+
+    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # noqa: ARG002
+        for group in self.param_groups:
+            for param in group["params"]:
+                state, (one, two) = self.state[param], group["betas"]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(param)
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                param.add_(torch.sign(state["exp_avg"] * one + param.grad * (1 - one)), alpha=-group["lr"])
+                state["exp_avg"] = state["exp_avg"] * two + param.grad * (1 - two)  # a new tensor, as many scripts do
+
+
+@cache
+def _amsgrad() -> Rule:
+    return stock(torch.optim.Adam, lr=1e-2, amsgrad=True, weight_decay=0.1)
+
+
+@cache
+def _lion() -> Rule:
+    return stock(Lion, lr=1e-2, weight_decay=0.1)
+
+
+def amsgrad(_name: str) -> Rule:
+    return _amsgrad()
+
+
+def lion(name: str) -> Rule:
+    """With another rule, which keeps other state, for some parameters."""
+    return _lion() if name.endswith("weight") else SGD(lr=0.1, momentum=0.9)
 
 
 def none(_point: str) -> None: ...
@@ -228,6 +265,7 @@ def through_a_death(
     victim: int,
     at_step: int,
     point: str,
+    rule: Callable[[str], Rule] = adamw,
 ) -> dict[str, object]:
     """As `segment`, but the victim is killed at a point of one update; the others go on without it, in the same processes, from
     the newest version that is whole in the vault.
@@ -239,7 +277,7 @@ def through_a_death(
         if gang.rank == victim and gang.generation == generation and now[0] == at_step and name == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    strategy, model = make(kind, lanes, gang, point=fire)
+    strategy, model = make(kind, lanes, gang, rule, point=fire)
     keep(strategy, vault)
     result: dict[str, object] = {}
     while strategy.shard.version < until:
@@ -254,7 +292,7 @@ def through_a_death(
             strategy.close()
             homes = {old: new for new, old in enumerate(r for r in range(world) if r != victim)}
             gang = form(generation=generation + 1, rank=homes[rank], world=len(homes), store=store)
-            strategy, model = make(kind, lanes, gang, point=fire)
+            strategy, model = make(kind, lanes, gang, rule, point=fire)
             load(strategy, vault, newest(vault))
             result = {"resumed": strategy.shard.version}
     result["sha256"] = fingerprint(strategy)

@@ -113,7 +113,7 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
     options.add_argument("--history", default="")
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
-    options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
+    options.add_argument("--torch", action="store_true", help="torch's own optimizers, and a scheduler")
     options.add_argument("--even", action="store_true", help="a team's model that FSDP2 can cut further")
     options.add_argument("--updates", type=int, default=1, help="in each step")
     options.add_argument("--counted", action="store_true", help="by run.updates")
@@ -153,9 +153,10 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
             model.register_buffer("scale", torch.tensor(1.0))
         stepped: Any = None
         if args.torch:
-            adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
-            stepped = torch.optim.lr_scheduler.StepLR(adamw, 5, 0.7)
-            run.register(model=model, optimizer=adamw, data=cursor, schedule=stepped, **more)
+            first, *rest = model.parameters()
+            several = [torch.optim.AdamW([first], lr=1e-2), torch.optim.Adam(rest, lr=1e-2, amsgrad=True)]
+            stepped = torch.optim.lr_scheduler.StepLR(several[1], 5, 0.7)
+            run.register(model=model, optimizer=several, data=cursor, schedule=stepped, **more)
         else:
             run.register(model=model, optimizer=rule, data=cursor, schedule=schedule, **more)
         told = 0
@@ -184,7 +185,6 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
                 print("update", number, flush=True)
                 run.update(max_norm=0.5, lr_factor=noise * schedule.factor)
             if stepped is not None:
-                stepped.optimizer.step()  # it has no gradients: the scheduler wants to have seen it called
                 stepped.step()
             schedule.steps += 1 if stepped is None else 0
             misbehave(args.faults, step, run, "after")

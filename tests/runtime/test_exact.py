@@ -63,6 +63,26 @@ def test_sgd_with_momentum_is_exact_too(workers: Workers):
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("rule", [exact_job.amsgrad, exact_job.lion])
+def test_optimizers_of_torch_and_of_a_script_are_exact_too(workers: Workers, tmp_path: Path, rule):
+    results = [
+        run(workers, world, kind=kind, lanes=5, until=3, rule=rule)
+        for kind, worlds in (("replicated", (1, 2, 3)), ("fsdp", (1, 2, 3)))
+        for world in worlds
+    ]
+    assert all(result == results[0] for result in results)
+    for kind in ("replicated", "fsdp"):
+        (tmp_path / kind).mkdir()
+        options = {"kind": kind, "lanes": 5, "until": 3, "vault": str(tmp_path / kind), "rule": rule}
+        generation = next(GENERATION)
+        next(GENERATION)
+        killed = {"victim": 1, "at_step": 1, "point": "apply"}
+        found = workers.run(exact_job.through_a_death, 3, generation=generation, **options, **killed)
+        workers.replace(1)
+        assert found[1] is None, "the fault never fired"
+        assert [one["sha256"] for one in (found[0], found[2])] == [results[0]["sha256"]] * 2
+
+
 def test_a_job_that_is_resized_and_changes_its_strategy_ends_with_the_same_bits(
     workers: Workers, alone, tmp_path: Path
 ):

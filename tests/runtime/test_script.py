@@ -1,44 +1,17 @@
 """What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from alone import Life, live
+from alone import Life, start
 
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import join
 from elasticrl.runtime.vault.errors import DataError
-
-HEAD = """
-import torch
-import elasticrl.runtime
-from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
-from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.optim import SGD, AdamW
-from elasticrl.runtime.vault.slots import pin
-from elasticrl.runtime.vault.source import shard_of
-"""
-
-
-def start(
-    folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = (), strategy: str = "replicated"
-) -> Life:
-    """One life of a script, alone; what it made is in `folder`."""
-    conf = {
-        "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
-        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
-        "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
-        "model": {"strategy": strategy},
-    }  # fmt: skip
-    (folder / "job.yaml").write_text(json.dumps(conf))
-    (folder / "job.py").write_text(HEAD + script)
-    return live(folder / "job.py", *args)
-
 
 CHANGES = """
 class Rows:
@@ -276,7 +249,11 @@ import sys
 model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
 optimizers = {
     "lacking": torch.optim.AdamW(model[0].parameters()),
-    "momentum": lambda name: SGD(momentum=0.9) if name.startswith("1") else SGD(),
+    "none": "adamw",
+    "torch": lambda name: torch.optim.SGD,
+    "twice": [torch.optim.AdamW(model.parameters()), torch.optim.SGD(model[1].parameters())],
+    "muon": torch.optim.Muon([model[0].weight, model[1].weight]),
+    "several": [torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), momentum=0.9)],
     "kinds": lambda name: SGD(momentum=0.9) if name.startswith("1") else AdamW(),
     "frozen": torch.optim.SGD([{"params": model[0].weight}, {"params": model[1].parameters(), "lr": 0.1}]),
 }
@@ -291,18 +268,22 @@ with elasticrl.runtime.join("job.yaml") as run:
     ("what", "said"),
     [
         ("lacking", "1.weight of model has requires_grad and no rule: put it into the optimizer, or freeze it"),
-        ("momentum", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight nothing"),
-        ("kinds", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight exp_avg, exp_avg_sq"),
+        ("none", "optimizer=a str is no optimizer: give a rule such as AdamW(lr=3e-4)"),
+        ("torch", "The optimizer of model gives SGD for 0.weight, which is no rule: a rule has lr, slots and update"),
+        ("twice", "Two optimizers have 1.weight: give each parameter to one of them"),
+        ("muon", "torch.optim.Muon cannot step a row of elements"),
     ],
 )
-def test_parameters_without_a_rule_or_with_rules_of_other_kinds_are_refused(tmp_path: Path, what: str, said: str):
+def test_parameters_without_a_rule_and_what_is_no_rule_are_refused(tmp_path: Path, what: str, said: str):
     life = start(tmp_path, RULES, what)
     assert said in life.stderr
     assert "registered" not in life.stdout
 
 
-def test_a_frozen_parameter_needs_no_rule(tmp_path: Path):
-    assert "registered" in start(tmp_path, RULES, "frozen").stdout
+@pytest.mark.parametrize("what", ["frozen", "kinds", "several"])
+def test_a_frozen_parameter_needs_no_rule_and_others_may_have_rules_of_several_kinds(tmp_path: Path, what: str):
+    life = start(tmp_path, RULES, what)
+    assert "registered" in life.stdout, life.stderr
 
 
 FIRST = """
@@ -310,6 +291,7 @@ with elasticrl.runtime.join("job.yaml") as run:
     run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(Walk(size=100)))
     for step in run.steps(3):
         for lane in run.lanes():
+            lane.ids()
             run.model(torch.ones(2)).sum().backward()
             lane.done()
         run.update()

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.cli.script import Script, written
+from elasticrl.cli.serve import implied
+from elasticrl.config import load
 from elasticrl.contract.model import REFUSED
 
 ROOT = Path(__file__).parents[2]
@@ -235,3 +238,24 @@ def test_show_and_diff_hide_what_looks_like_a_secret(tmp_path: Path) -> None:
         assert "secret-" not in said.stdout, arguments
         assert "hf_abc" not in said.stdout
     assert "NCCL_DEBUG: WARN" in elasticrl("config", "show", old).stdout
+
+
+def test_a_run_on_one_machine_needs_no_store_and_no_more_nodes_than_it_plays(tmp_path: Path):
+    file = tmp_path / "job.yaml"
+    file.write_text("job: {name: demo, program: train.py}\nlanes: {count: 2}\n")
+    assert load(file, implied(file, [], 2)).membership.max_nodes == 2
+    assert implied(file, ["store.endpoints=[etcd-1:2379]", "membership.max_nodes=4"], 2) == []
+    file.write_text("job: {name: demo, program: train.py}\nstore: {embedded: false}\nmembership: {min_nodes: 2}\n")
+    assert implied(file, [], 3) == []
+
+
+def test_a_script_that_runs_without_a_configuration_has_a_name_and_lanes_for_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    program = tmp_path / "_My Script 1.0.py"
+    program.touch()
+    for workers, lanes in ((1, 8), (5, 15)):
+        tree = load(written(Script(program=str(program)), "exact", 3, workers))
+        assert tree.lanes.count == lanes
+        assert tree.job.name.startswith("my-script-1-0-")
