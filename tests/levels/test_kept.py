@@ -147,3 +147,52 @@ def test_trl_goes_on_from_memory_with_the_same_rollouts_and_bits(kind: str, tmp_
         last = finished(run, 6)
         as_if_nothing = undisturbed("kept_trl.py", tmp_path, last, 2, *own)
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
+
+
+#: Scripts of other trainers, and the rows of a pass over their data.
+OTHERS = {"kept_accel.py": 192, "kept_lit.py": 192}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OTHERS)
+def test_another_trainer_makes_no_step_twice_and_has_the_same_bits(script: str, tmp_path: Path) -> None:
+    with Running(script, "--last", "{folder}/last", level="kept", conf=CONF) as run:
+        run.job.start(*NODES)
+        run.trains(3, steps=5)
+        run.warm()
+        goes_on(run, 3, run.hit("n1"))
+        run.warm()
+        at = time.monotonic()
+        for node in NODES:  # all workers of all nodes
+            run.hit(node)
+        goes_on(run, 3, at)
+        last = finished(run, 40)
+        as_if_nothing = undisturbed(script, tmp_path, last, 3)
+        assert [row for row in digests(run.job.folder, 3) if as_if_nothing[row[0]] != row[1]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OTHERS)
+def test_another_trainer_goes_on_at_another_size_where_its_data_stood(script: str) -> None:
+    with Running(script, "--last", "{folder}/last", level="kept", conf=CONF) as run:
+        run.job.start(*NODES)
+        run.trains(3, steps=5)
+        goes_on(run, 2, run.kill_node("n2"), copied=True)
+        run.job.start("n2")
+        run.trains(3, after=run.lines()[-1].at)
+        finished(run, 60)
+        passes = used(run.job.folder)
+        assert len(passes) >= 3
+        for rows in [passes[number] for number in sorted(passes)][:-1]:
+            assert set(rows) == set(range(OTHERS[script])), "each sample of a pass is used"
+            # A fault costs the step that it cut short; the next size has up to one batch of two for each rank twice.
+            assert len(rows) - OTHERS[script] <= 2 * 2 * 3 * 2 + 6
+
+
+def used(folder: Path) -> dict[int, list[int]]:
+    """The rows that were trained on in each pass, by all ranks."""
+    found: dict[int, list[int]] = {}
+    for line in (folder / "rows").read_text().splitlines():
+        _, number, *rows = map(int, line.split())
+        found.setdefault(number, []).extend(rows)
+    return found
