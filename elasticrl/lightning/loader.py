@@ -35,9 +35,9 @@ class DataLoader(data.DataLoader[Any]):
         return Standing(self.generator)
 
     def _rest(self, skipped: int) -> Iterator[Any]:
-        """Where torch's own sampler of batches is not there to be shortened, batches are read and dropped."""
+        """Of a stream, or with a sampler of batches that is not torch's own, those that were used are read and dropped."""
         batches = self.batch_sampler
-        if type(batches) is not data.BatchSampler:
+        if type(batches) is not data.BatchSampler or isinstance(self.dataset, data.IterableDataset):
             return islice(super().__iter__(), skipped, None)
         if not isinstance(batches.sampler, Shortened):
             batches.sampler = Shortened(batches.sampler)
