@@ -73,7 +73,7 @@ def main() -> None:
     config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 32, args.steps
     config.training.disable_cuda_graphs = True
     config.parallelism.spmd_backend = "partial_dtensor"
-    config.validator.enable = False
+    config.validator.enable, config.debug.seed = False, 7
     config.checkpoint = CheckpointManager.Config(
         enable=not args.kept, interval=args.every, last_save_model_only=False, keep_latest_k=3
     )
