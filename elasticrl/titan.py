@@ -11,11 +11,11 @@ steps on the disk, and the newer one is loaded. All that it trains has `state_di
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.runtime import kept
-from elasticrl.runtime.memory import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,9 +88,8 @@ class Data:
         if state_dict["shares"] == self._loader.dp_world_size:
             self._loader.load_state_dict(state_dict["state"])
         else:
-            say(
-                f"torchtitan's data was cut for {state_dict['shares']} ranks: it begins anew for {self._loader.dp_world_size}"
-            )
+            before, now = state_dict["shares"], self._loader.dp_world_size
+            print(f"elasticrl: the data was cut for {before} ranks: it begins anew for {now}", file=sys.stderr)
 
 
 def on_disk(folder: str | None) -> int:
