@@ -10,7 +10,13 @@ from callbacks import History
 from datasets import Dataset
 from kept import digest
 from steps import arguments, digested
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    set_seed,
+)
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 import elasticrl
@@ -75,6 +81,7 @@ def main():
     asked = arguments()
     asked.add_argument("--kept", action="store_true")
     args = asked.parse_args()
+    set_seed(7)  # the trainer seeds torch alone
     causal, reward, file = args.model / "causal", args.model / "reward", args.save / "newest.pt"
     policy = AutoModelForCausalLM.from_pretrained(causal)
     value = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1)
