@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # A script says elasticrl.runtime.join(); whoever wants only the version or the command line pays nothing for it.
-    if name in {"runtime", "hf", "lightning"}:
+    if name in {"runtime", "hf", "lightning", "titan"}:
         from importlib import import_module
 
         return import_module(f"elasticrl.{name}")

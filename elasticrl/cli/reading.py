@@ -15,7 +15,7 @@ from typing import Final
 class Kind:
     """A trainer, and the lines that lead from one level to the next; None: there is no such line.
 
-    Example: Kind(name="Lightning Trainer", resume="trainer.fit(..., ckpt_path=...)", told="...", kept=None, exact=None)
+    Example: Kind(name="Lightning Trainer", resume="trainer.fit(..., ckpt_path=...)", told="...", kept="...", exact=None)
     """
 
     name: str
@@ -44,6 +44,10 @@ BEAT: Final = "import elasticrl;  elasticrl.beat(step=step)  # after each step"
 KEEP: Final = (
     "kept = elasticrl.keep(model=model, optimizer=optimizer);  step = kept.restore()  # then kept.step(step) after each"
 )
+PASSES: Final = (
+    "loader = elasticrl.hf.Passes(loader);  kept = elasticrl.keep(model=model, optimizer=optimizer, loader=loader);  "
+    "step = kept.restore()  # then kept.step(step) after each"
+)
 JOIN: Final = "with elasticrl.runtime.join() as run: ...  # a loop over lanes: docs/RUNTIME.md"
 
 
@@ -61,7 +65,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="PPOTrainer",
         resume="load your own checkpoint before you make the trainer: it cannot resume (docs/TRAINERS.md)",
         told="import elasticrl;  elasticrl.beat(step=state.global_step)  # in on_step_end of a callback of yours",
-        kept=None,
+        kept="trainer.add_callback(Kept(trainer))  # the callback of docs/TRAINERS.md",
         exact=None,
     ),
     "trl": _of_hf("trainer of TRL"),
@@ -69,7 +73,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="torchtitan",
         resume="config.checkpoint.enable = True",
         told=BEAT,
-        kept=None,
+        kept="import elasticrl.titan;  class Trainer(elasticrl.titan.Kept, torchtitan.trainer.Trainer): ...  # then use it",
         exact=None,
         fixed="its data loader cannot resume at another size",
     ),
@@ -77,11 +81,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         name="Lightning Trainer",
         resume='trainer.fit(model, ckpt_path=elasticrl.lightning.latest("checkpoints"))',
         told='import elasticrl;  trainer = Trainer(..., callbacks=[elasticrl.lightning.Callback("checkpoints/leaving.ckpt")])',
-        kept=None,
+        kept="callbacks=[elasticrl.lightning.Callback(keep=True)];  data = elasticrl.lightning.DataLoader(...)  # for torch's",
         exact=None,
     ),
     "Trainer": _of_hf("transformers.Trainer"),
-    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, kept=KEEP, exact=JOIN),
+    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, kept=PASSES, exact=JOIN),
     "deepspeed": Kind(name="DeepSpeed loop", resume="engine.load_checkpoint(folder)", told=BEAT, kept=KEEP, exact=JOIN),
     "fully_shard": Kind(
         name="FSDP2 loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, kept=KEEP, exact=JOIN
@@ -102,7 +106,7 @@ TORN: Final = "get_last_checkpoint"  # transformers': the one with the greatest 
 #: What of ours belongs to which level, the most first.
 OURS: Final[Mapping[str, frozenset[str]]] = {
     "exact": frozenset({"Elastic", "join", "prepare"}),
-    "kept": frozenset({"keep"}),
+    "kept": frozenset({"keep", "Kept"}),
     "told": frozenset({"beat", "Callback", "leaving"}),
 }
 

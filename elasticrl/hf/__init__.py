@@ -7,6 +7,8 @@
 
 A loop of Accelerate calls `prepare` in place of `accelerator.prepare`.
 
+A loop of Accelerate that keeps its state in memory takes its batches from `Passes`.
+
 A script that stays as it is can have a `Callback`, which tells its steps, and go on from the `latest` whole checkpoint.
 
 Start reading at `elastic`. docs/TRAINERS.md says what each trainer gets and loses.
@@ -15,11 +17,12 @@ Start reading at `elastic`. docs/TRAINERS.md says what each trainer gets and los
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["Callback", "Elastic", "join", "latest", "prepare"]
+__all__ = ["Callback", "Elastic", "Passes", "join", "latest", "prepare"]
 
 WHERE: Final = {
     "Callback": "callback",
     "Elastic": "elastic",
+    "Passes": "passes",
     "join": "place",
     "latest": "callback",
     "prepare": "prepared",

@@ -19,3 +19,5 @@ REQUIRED = os.environ.get("ELASTICRL_HF") == "required"
 
 if find_spec("trl") is None and not REQUIRED:
     collect_ignore_glob = ["test_*.py"]
+elif find_spec("lightning") is None and not REQUIRED:
+    collect_ignore_glob = ["test_hf_lightning.py", "test_hf_passes.py"]

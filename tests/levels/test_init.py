@@ -57,6 +57,7 @@ def test_it_knows_the_trainer_and_that_the_script_resumes(script: str) -> None:
         ("import elasticrl\nelasticrl.beat(step=1)\n','.join([])", "told"),
         ("import elasticrl\nkept = elasticrl.keep(model=1)", "kept"),
         ("import elasticrl.hf\ncallbacks=[elasticrl.hf.Callback(keep=True)]", "kept"),
+        ("import elasticrl.titan\nclass T(elasticrl.titan.Kept, object): pass", "kept"),
         ("from elasticrl import hf\nclass T(hf.Elastic, object): pass", "exact"),
         ("import elasticrl.runtime as rt\nwith rt.join() as run: pass", "exact"),
         ("import os\nos.path.join('a', 'b')", "supervised"),

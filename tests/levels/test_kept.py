@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.levels.rides import TRAINERS, environ, models
 from tests.levels.scripts import HERE, NODES, Running
 
 pytestmark = pytest.mark.timeout(600)
@@ -17,7 +19,8 @@ CONF: dict[str, dict[str, Any]] = {
     "timeouts": {"floor": "3s", "slack": 10, "default_phase": "60s", "confirm": "500ms"},
     "agent": {"env": {"OMP_NUM_THREADS": "1"}},  # as torchrun sets it
 }
-SCRIPT = ("--steps", "100000", "--last", "{folder}/last", "--die", "{folder}/die")
+LAST = ("--steps", "100000", "--last", "{folder}/last")
+SCRIPT = (*LAST, "--die", "{folder}/die")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -63,7 +66,7 @@ def finished(run: Running, more: int = 20) -> int:
     (run.job.folder / "last").write_text(str(last))
     assert set(run.ends()) == {0}
     assert {line.step for line in run.lines()} == set(range(1, last + 1)), "each step was made"
-    assert [*run.saves.iterdir()] == [], "nothing is on the disk"
+    assert [path for path in run.saves.rglob("*") if path.is_file()] == [], "nothing is on the disk"
     run.job.check()
     return last
 
@@ -147,3 +150,79 @@ def test_trl_goes_on_from_memory_with_the_same_rollouts_and_bits(kind: str, tmp_
         last = finished(run, 6)
         as_if_nothing = undisturbed("kept_trl.py", tmp_path, last, 2, *own)
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """Another trainer's script. `rows`: of a pass over its data, which it writes down; 0: it writes none down.
+
+    Example: Other(script="kept_accel.py", name="accelerate", rows=192)
+    """
+
+    script: str
+    name: str  # in the table of trainers
+    rows: int = 0
+    args: tuple[str, ...] = ()
+
+    def here(self, folder: Path) -> tuple[str, ...]:
+        """Its arguments; a skip where it is not installed."""
+        trainer = TRAINERS[self.name]
+        if trainer.lacks and os.environ.get("ELASTICRL_HF") != "required":  # else that it is missing is a failure
+            pytest.skip(trainer.lacks)
+        assert not trainer.lacks
+        model = ("--model", str(models(folder, trainer) / trainer.model)) if trainer.model is not None else ()
+        return (*self.args, *model)
+
+
+ACCELERATE = Other(script="kept_accel.py", name="accelerate", rows=192)
+LIGHTNING = Other(script="kept_lit.py", name="lightning", rows=192)
+TITAN = Other(script="titan.py", name="torchtitan", args=("--kept",))
+PPO = Other(script="trl_ppo.py", name="ppo", args=("--kept",))
+OTHERS = pytest.mark.parametrize("other", [ACCELERATE, LIGHTNING, TITAN, PPO], ids=lambda other: other.name)
+
+
+@pytest.mark.slow
+@OTHERS
+def test_deaths_of_workers_change_no_bit_and_cost_no_step(other: Other, tmp_path: Path) -> None:
+    args = other.here(tmp_path)
+    with environ(TRAINERS[other.name]), Running(other.script, *args, *LAST, level="kept", conf=CONF) as run:
+        run.job.start("n0", "n1")
+        run.trains(2, steps=5)
+        run.warm()
+        goes_on(run, 2, run.hit("n1"))
+        run.warm()
+        at = time.monotonic()
+        for node in ("n0", "n1"):
+            run.hit(node)
+        goes_on(run, 2, at)
+        last = finished(run, 40 if other.rows else 8)
+        as_if_nothing = undisturbed(other.script, tmp_path, last, 2, *args)
+        assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
+
+
+@pytest.mark.slow
+@OTHERS
+def test_the_death_of_a_node_and_its_return_cost_no_step_and_no_sample(other: Other, tmp_path: Path) -> None:
+    args = other.here(tmp_path)
+    with environ(TRAINERS[other.name]), Running(other.script, *args, *LAST, level="kept", conf=CONF) as run:
+        run.job.start(*NODES)
+        run.trains(3, steps=5)
+        goes_on(run, 2, run.kill_node("n2"), copied=True)
+        run.job.start("n2")
+        run.trains(3, after=run.lines()[-1].at)
+        finished(run, 60 if other.rows else 8)
+        passes = used(run.job.folder) if other.rows else []
+        assert len(passes) >= 3 or not other.rows
+        for rows in passes[:-1]:
+            assert set(rows) == set(range(other.rows)), "each sample of a pass is used"
+            # Twice come those of a step that a fault has cut short, and up to a batch where another size begins.
+            assert len(rows) - other.rows <= 2 * (2 * 2 * 3 + 2)
+
+
+def used(folder: Path) -> list[list[int]]:
+    """The rows that were trained on in each pass, by all ranks."""
+    found: dict[int, list[int]] = {}
+    for line in (folder / "rows").read_text().splitlines():
+        _, number, *rows = map(int, line.split())
+        found.setdefault(number, []).extend(rows)
+    return [found[number] for number in sorted(found)]

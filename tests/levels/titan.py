@@ -1,10 +1,14 @@
-"""torchtitan's trainer with its Llama: FSDP2, and checkpoints by torch's DCP. On CPUs it needs what is below `on_cpu`."""
+"""torchtitan's trainer with its Llama: FSDP2, and checkpoints by torch's DCP, or with --kept none: its state is in memory.
+
+On CPUs it needs what is below `on_cpu`.
+"""
 
 from types import SimpleNamespace
 
 import torch
 import torch._dynamo
-from steps import arguments, made
+from kept import digest
+from steps import arguments, digested, made
 from torch.distributed.fsdp import FSDPModule
 
 
@@ -31,7 +35,9 @@ def on_cpu() -> None:
 
 
 def main() -> None:
-    args = arguments().parse_args()
+    asked = arguments()
+    asked.add_argument("--kept", action="store_true")
+    args = asked.parse_args()
     if not torch.accelerator.is_available():
         on_cpu()
     if not hasattr(
@@ -52,6 +58,8 @@ def main() -> None:
     class Told(Trainer):
         def train_step(self, data_iterator):
             super().train_step(data_iterator)
+            if args.kept:
+                digested(args, self.step, digest(self.model_parts[0], next(iter(self.optimizers))))
             self.over = made(args, self.step)
 
         over = False
@@ -65,11 +73,19 @@ def main() -> None:
     config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 32, args.steps
     config.training.disable_cuda_graphs = True
     config.parallelism.spmd_backend = "partial_dtensor"
-    config.validator.enable = False
+    config.validator.enable, config.debug.seed = False, 7
     config.checkpoint = CheckpointManager.Config(
-        enable=True, interval=args.every, last_save_model_only=False, keep_latest_k=3
+        enable=not args.kept, interval=args.every, last_save_model_only=False, keep_latest_k=3
     )
-    trainer = Told(config)
+    program = Told
+    if args.kept:
+        import elasticrl
+
+        class Kept(elasticrl.titan.Kept, Told):
+            pass
+
+        program = Kept
+    trainer = program(config)
     if not torch.accelerator.is_available():  # gloo has no sum that divides
         for part in trainer.model_parts:
             for each in part.modules():

@@ -1,5 +1,5 @@
 """TRL's PPOTrainer (trl.experimental, up to TRL 1.12). It can neither resume nor save in a world over 1, so the script does:
-the weights, and how many steps are left.
+the weights, and how many steps are left. With --kept all of its state is in memory.
 """
 
 import os
@@ -8,9 +8,18 @@ from contextlib import suppress
 import torch
 from callbacks import History
 from datasets import Dataset
-from steps import arguments
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from kept import digest
+from steps import arguments, digested
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    set_seed,
+)
 from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+import elasticrl
 
 BATCH = 2  # samples of a rank
 
@@ -40,8 +49,39 @@ class Saves(History):
             raise Over
 
 
+class Made(History):
+    """As above, but nothing is saved."""
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **more):
+        digested(self.args, state.global_step, digest(model, optimizer))
+        super().on_step_end(args, state, control, **more)
+        if control.should_training_stop:
+            raise Over
+
+
+class Kept(TrainerCallback):
+    """What docs/TRAINERS.md shows."""
+
+    def __init__(self, trainer):
+        trainer.dataloader = elasticrl.hf.Passes(trainer.dataloader)
+        self.kept = elasticrl.keep(
+            model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler, data=trainer.dataloader
+        )
+
+    def on_train_begin(self, args, state, control, **_):  # noqa: ARG002 - Trainer hands them
+        state.global_step = self.kept.restore()
+        state.episode = state.global_step * args.batch_size
+        args.num_total_batches -= state.global_step
+
+    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
+        self.kept.step(state.global_step)
+
+
 def main():
-    args = arguments().parse_args()
+    asked = arguments()
+    asked.add_argument("--kept", action="store_true")
+    args = asked.parse_args()
+    set_seed(7)  # the trainer seeds torch alone
     causal, reward, file = args.model / "causal", args.model / "reward", args.save / "newest.pt"
     policy = AutoModelForCausalLM.from_pretrained(causal)
     value = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1)
@@ -68,8 +108,10 @@ def main():
         value_model=value,
         train_dataset=rows,
         eval_dataset=rows.select(range(BATCH)),
-        callbacks=[Saves(args, file, begin)],
+        callbacks=[Made(args) if args.kept else Saves(args, file, begin)],
     )  # fmt: skip
+    if args.kept:
+        trainer.add_callback(Kept(trainer))
     with suppress(Over):
         trainer.train()
     trainer.accelerator.end_training()

@@ -373,6 +373,35 @@ def test_a_module_with_extra_state_comes_back_from_memory_whose_pieces_are_asked
     vault.close()
 
 
+class Fused(torch.nn.Module):
+    """Keeps two weights as one, and says it has two: its state dict is made of copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = torch.nn.Parameter(torch.randn(6, 4))
+        self.register_state_dict_post_hook(self._split)
+        self.register_load_state_dict_pre_hook(self._join)
+
+    @staticmethod
+    def _split(_, state, prefix, *__):
+        both = state.pop(f"{prefix}both")
+        state[f"{prefix}a"], state[f"{prefix}b"] = both[:3].clone(), both[3:].clone()
+
+    @staticmethod
+    def _join(_, state, prefix, *__):
+        state[f"{prefix}both"] = torch.cat([state.pop(f"{prefix}a"), state.pop(f"{prefix}b")])
+
+
+def test_a_module_whose_state_dict_is_made_of_copies_comes_back(tmp_path: Path):
+    before, after, vault = Fused(), Fused(), Vault(tmp_path / "vault", job="job", node="n0")
+    ticket = vault.snapshot(Parts(model=before).capture(0, 1), version=Version(1), generation=1, shard=0, world=1)
+    ticket.wait_sealed(5)
+    assert ticket.path is not None
+    Parts(model=after).restore(Source([shard_of(pinned(ticket.path))], name="vault"))
+    assert torch.equal(before.both, after.both)
+    vault.close()
+
+
 def test_values_that_are_no_number_contradict_nothing():
     nan = [("shard 0", {"part": {"loss": float("nan")}}), ("shard 1", {"part": {"loss": float("nan")}})]
     assert list(merge(nan)["part"]) == ["loss"]

@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {*GROUND, "config", "telemetry"},
     "hf": {"base", "config", "runtime"},
     "lightning": {"runtime"},
+    "titan": {"runtime"},
     "ppo": {*GROUND, "config", "core/judge", "runtime", "telemetry"},
     "report": {*GROUND, "diagnose", "runtime"},
     "certificate": {*GROUND, "config", "runtime"},

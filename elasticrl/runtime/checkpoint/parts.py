@@ -336,10 +336,17 @@ def _fill_module(name: str, module: torch.nn.Module, source: Source) -> None:
     """Straight into the parameters, without a second copy of the model in memory; extra state goes the module's own way."""
     skeleton, live = tree.split(name, module.state_dict())
     saved = source.values[name]
-    if skeleton == saved:
-        source.fill(pair for n, t in live.items() for pair in pieces_of(n, t))
+    if skeleton != saved:
+        module.load_state_dict(tree.join(saved, wholes(source, saved)))
         return
-    module.load_state_dict(tree.join(saved, wholes(source, saved)))
+    source.fill(pair for n, t in live.items() for pair in pieces_of(n, t))
+    lives = {_address(t) for t in (*module.parameters(), *module.buffers())}
+    if not all(_address(t) in lives for t in live.values()):
+        module.load_state_dict(tree.join(saved, live))  # its hooks make tensors anew (torchtitan's fused attention)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return (tensor if _local(tensor) else tensor.to_local()).data_ptr()  # type: ignore[attr-defined] # a DTensor's
 
 
 class Ambient:

@@ -3,6 +3,8 @@
     trainer = Trainer(..., callbacks=[elasticrl.lightning.Callback("checkpoints/leaving.ckpt")])
     trainer.fit(model, ckpt_path=elasticrl.lightning.latest("checkpoints"))
 
+With `Callback(keep=True)` the whole state is in memory after each step (job.level kept).
+
 The one idea: only Lightning's public callbacks are used. Its own `ModelCheckpoint` stays in charge of all other checkpoints.
 """
 # ruff: noqa: ARG002 - Trainer hands all of them to each callback
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 import lightning.pytorch as pl
 
+from elasticrl.lightning.kept import Keep
 from elasticrl.runtime import told
 
 TRAIN: Final = "train"
@@ -25,12 +28,24 @@ _Callback: Any = pl.Callback  # Lightning need not be installed where types are 
 class Callback(_Callback):  # type: ignore[misc]
     """Tells elasticrl of steps and phases. Outside of elasticrl it does nothing.
 
-    `leaving`: where the state goes when the job is stopped or started again to grow; None: nothing is saved then.
+    `leaving`: where the state goes when the job is stopped or started again to grow; None: nothing is saved then. `keep`: also
+    keeps the state in memory, after each step or after each so many. Put it behind callbacks with a state.
     """
 
-    def __init__(self, leaving: str | Path | None = None) -> None:
+    def __init__(self, leaving: str | Path | None = None, *, keep: int | bool = False) -> None:
         super().__init__()
         self._leaving = leaving
+        self._keep = Keep(int(keep)) if keep else None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """There is a process group."""
+        if self._keep is not None and stage == "fit":
+            self._keep.setup(trainer)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """All that is trained is there."""
+        if self._keep is not None:
+            self._keep.begin(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training begins, or goes on from a checkpoint."""
@@ -40,6 +55,8 @@ class Callback(_Callback):  # type: ignore[misc]
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is done. When any rank was told to leave, all save and stop here."""
+        if self._keep is not None:
+            self._keep.step(trainer)
         told.beat(step=trainer.global_step, phase=TRAIN)
         mine = told.leaving()
         if not bool(trainer.strategy.reduce_boolean_decision(mine, all=False)):
@@ -62,6 +79,8 @@ class Callback(_Callback):  # type: ignore[misc]
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What comes now is the script's own."""
+        if self._keep is not None:
+            self._keep.end()
         told.beat(phase="end")
 
 
