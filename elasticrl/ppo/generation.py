@@ -21,6 +21,7 @@ import torch
 from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.engine import Apart, Engine, Request, Samples
 from elasticrl.ppo.run import Ahead
+from elasticrl.ppo.sizes import width_of
 from elasticrl.ppo.staleness import ON_TIME, Staleness
 from elasticrl.runtime.rng import Streams
 
@@ -186,13 +187,15 @@ class Generator:
         return [todo] if todo else []
 
     def _requests(self, step: int, lane: int) -> list[Request]:
-        return requests_of(self.feed(step, lane), self.group, Streams(seed=self.run.streams.seed, step=step))
+        most, streams = self.engine.sampling.prompt_tokens, Streams(seed=self.run.streams.seed, step=step)
+        return requests_of(self.feed(step, lane), self.group, streams, most)
 
 
-def requests_of(fed: Sequence[tuple[str, Prompt]], group: int, streams: Streams) -> list[Request]:
-    """What is asked for of a lane's prompts: `group` samples of each, with noise of their own."""
+def requests_of(fed: Sequence[tuple[str, Prompt]], group: int, streams: Streams, most: int) -> list[Request]:
+    """What is asked for of a lane's prompts: `group` samples of each, with noise of their own. `most`: tokens of a prompt."""
+    width = width_of(max((len(p.tokens) for _, p in fed), default=1), most)
     return [
-        Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"))
+        Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"), width=width)
         for sample, p in fed
         for name in ([f"{sample}.{i}" for i in range(group)] if group > 1 else [sample])
     ]

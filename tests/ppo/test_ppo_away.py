@@ -158,7 +158,7 @@ def test_new_weights_reach_both_and_old_ones_are_not_generated_by(trainer, nodes
     assert same(trainer.engine.generate(requests(20), version=0), inline(other, requests(20)))
     with Talk(nodes[0].remote(), within_s=20.0) as talk:
         old = asdict(weights.Tag(life="1 here", version=0))
-        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1])
+        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1], widths=[0])
         with pytest.raises(Refused, match="version 0 of life '1 here' was asked, it has 0 of life '2 after") as refused:
             talk.receive()
         assert refused.value.kind == "stale"

@@ -35,9 +35,13 @@ SAMPLING = Sampling(prompt_tokens=7, max_tokens=6, rows=16, eos=(EOS,), pad=PAD)
 
 def requests(count, start=0):
     return [
-        Request(id=str(i), prompt=tuple((i + k) % 10 for k in range(1 + i % 7)), seed=1000 + i)
+        Request(id=str(i), prompt=tuple((i + k) % 10 for k in range(1 + i % 7)), seed=1000 + i, width=min(7, 2 + i % 7))
         for i in range(start, start + count)
     ]
+
+
+def as_wide(count, width):
+    return [replace(request, width=width) for request in requests(count)]
 
 
 def row(samples, name):
@@ -67,6 +71,14 @@ def test_a_sample_is_bitwise_the_same_alone_and_in_any_batch(actor):
             assert same(row(whole, str(i)), row(other, str(i))), i
 
 
+def test_a_narrow_prompt_makes_the_same_sample_but_for_its_last_bits(actor):
+    engine = TorchEngine(actor, SAMPLING)
+    wide, narrow = (engine.generate(asked, version=0) for asked in (as_wide(30, 0), requests(30)))
+    assert torch.equal(wide.tokens, narrow.tokens)
+    assert torch.equal(wide.attention, narrow.attention)
+    assert (wide.logprobs - narrow.logprobs).abs().max() < GAP
+
+
 def test_each_token_that_the_model_itself_ends_with_ends_an_answer(folders, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(folders["qwen2"], folder)
@@ -94,9 +106,9 @@ def test_a_request_s_seed_makes_its_sample_and_another_seed_another(actor):
 def test_lockstep_makes_as_many_passes_whatever_ends_and_the_same_samples(actor):
     calls = []
     handle = actor.register_forward_hook(lambda *_: calls.append(1))
-    wanted = TorchEngine(actor, SAMPLING).generate(requests(9), version=0)
+    wanted = TorchEngine(actor, SAMPLING).generate(as_wide(9, 7), version=0)
     counts = []
-    for asked in (requests(9), requests(1), []):
+    for asked in (as_wide(9, 7), as_wide(1, 3), []):  # a lane's prompts have one width
         calls.clear()
         found = TorchEngine(actor, SAMPLING, lockstep=True).generate(asked, version=0)
         counts.append(len(calls))
@@ -158,7 +170,7 @@ def test_who_only_joins_in_putting_weights_together_keeps_none_of_them(actor, me
 
 
 def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again_after(actor, mesh):
-    wanted = TorchEngine(actor, SAMPLING).generate(requests(9), version=0)
+    wanted = TorchEngine(actor, SAMPLING).generate(as_wide(9, 7), version=0)
     cut = copy.deepcopy(actor)
     layers = next(module for module in cut.modules() if isinstance(module, nn.ModuleList))
     for layer in layers:
@@ -167,7 +179,7 @@ def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again
     together = []  # at the beginning of each pass: whether the layers are
     cut.register_forward_pre_hook(lambda *_: together.append(not any(cut_up(layer) for layer in layers)))
     engine = TorchEngine(cut, SAMPLING, lockstep=True, whole=True)
-    for asked, passes in ((requests(9), None), (requests(1)[:0], 1)):
+    for asked, passes in ((as_wide(9, 7), None), (requests(1)[:0], 1)):
         together.clear()
         found = engine.generate(asked, version=0)
         assert together == [False] + [True] * (len(together) - 1)
@@ -178,7 +190,7 @@ def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again
             assert torch.equal(found.logprobs, wanted.logprobs)
     together.clear()
     engine.whole = False
-    assert torch.equal(engine.generate(requests(9), version=0).tokens, wanted.tokens)
+    assert torch.equal(engine.generate(as_wide(9, 7), version=0).tokens, wanted.tokens)
     assert together == [False] * SAMPLING.max_tokens
     cut.train()
     cut(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()  # as a trainer goes on

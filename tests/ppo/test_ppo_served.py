@@ -113,7 +113,7 @@ def test_new_weights_make_new_samples_and_old_ones_are_refused(trainer, actor):
     assert not torch.equal(before.tokens, after.tokens)
     with trainer.attendant.talk(trainer.check) as talk:
         old = asdict(weights.Tag(life="1 here", version=0))
-        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1])
+        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1], widths=[0])
         with pytest.raises(Refused, match="version 0 of life '1 here' was asked, it has 1") as refused:
             talk.receive()
         assert refused.value.kind == "stale"
@@ -1006,7 +1006,16 @@ def test_what_one_visitor_asks_amiss_does_not_end_the_engine_for_the_others(trai
         tag = talk.ask("hello")["tag"]
     for amiss in (
         Frame(
-            says={"v": PROTOCOL, "op": "generate", "tag": tag, "ids": ["0"], "seeds": [1], "lengths": [2]}, raw=b"few"
+            says={
+                "v": PROTOCOL,
+                "op": "generate",
+                "tag": tag,
+                "ids": ["0"],
+                "seeds": [1],
+                "lengths": [2],
+                "widths": [0],
+            },
+            raw=b"few",
         ),
         Frame(says={"v": PROTOCOL, "op": "put", "page": {"tag": tag, "buckets": [{"bytes": float("inf")}]}}),
     ):

@@ -21,7 +21,7 @@ class Sampling:
     Example: Sampling(prompt_tokens=512, max_tokens=256, rows=16, eos=(151645,), pad=151643)
     """
 
-    prompt_tokens: int  # prompts are padded to this on the left; none is longer
+    prompt_tokens: int  # no prompt is longer; in samples prompts are padded to this on the left
     max_tokens: int
     rows: int  # samples generated at once
     eos: tuple[int, ...]
@@ -33,11 +33,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sample to be generated. Example: Request(id="0/17", prompt=(3, 1, 4, 1), seed=5577006791947779410)"""
+    """One sample to be generated. Example: Request(id="0/17", prompt=(3, 1, 4, 1), seed=5577006791947779410, width=16)"""
 
     id: str
     prompt: tuple[int, ...]
     seed: int
+    width: int = (
+        0  # to which its prompt is padded while it is generated, and a function of the data alone; 0: prompt_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

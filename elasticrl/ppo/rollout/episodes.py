@@ -22,6 +22,7 @@ from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
 from elasticrl.ppo.rollout.engine import Engine, Request
 from elasticrl.ppo.rollout.inline import left_padded
+from elasticrl.ppo.sizes import width_of
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
 
@@ -142,7 +143,7 @@ class Episodes:
         step, buffer = self.run.streams.step, self.run.buffer
         for lane in dict.fromkeys(self.run.lanes):
             if not buffer.has(lane, ("tokens",)):
-                asked = requests_of(self.feed(step, lane), self.group, self._streams())
+                asked = requests_of(self.feed(step, lane), self.group, self._streams(), self.shape.prompt)
                 buffer.ids[lane] = [request.id for request in asked]
                 buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad))
 
@@ -176,12 +177,15 @@ class Episodes:
         rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
         if bool((rows["turn"] == turn + 1).any()):
             return {}
-        streams, found = self._streams(), {}
-        for place in (~rows["over"]).nonzero()[:, 0].tolist():
-            said = tuple(rows["tokens"][place][rows["attention"][place]].tolist())
-            name = names[place]
-            found[place] = Request(id=name, prompt=said, seed=streams.number(f"sample {name}, turn {turn}"))
-        return found
+        streams, speaking = self._streams(), (~rows["over"]).nonzero()[:, 0].tolist()
+        said = {place: tuple(rows["tokens"][place][rows["attention"][place]].tolist()) for place in speaking}
+        width = width_of(max(map(len, said.values()), default=1), self.engine.sampling.prompt_tokens)
+        return {
+            place: Request(
+                id=names[place], prompt=prompt, seed=streams.number(f"sample {names[place]}, turn {turn}"), width=width
+            )
+            for place, prompt in said.items()
+        }
 
     def _heard(self, lane: int, turn: int, answers: Mapping[int, tuple[torch.Tensor, ...]]) -> Rows:
         """The rows with these messages, cut where there is no room for more."""

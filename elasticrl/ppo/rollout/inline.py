@@ -1,7 +1,8 @@
 """Rollout engine `torch`: generation in the worker, with the weights it trains.
 
-The idea: fixed shapes make exact bits. Every forward pass has `rows` rows and prompts padded to one length, so a row goes
-through the very same kernels whatever the other rows hold; what is missing is filled up with copies of the first. Noise is one
+The idea: fixed shapes make exact bits. Every forward pass has `rows` rows, and prompts padded to a width that each request
+names. So a row goes through the very same kernels whatever the other rows hold. What is missing is filled up with copies of the
+first. A lane's prompts have one width, so all lanes have as many passes, as a collective needs. Noise is one
 uniform number per token from the request's own seed, turned into a token by the inverse of the cumulated probabilities.
 """
 
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 
 from elasticrl.ppo.losses import logprobs, tempered
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
@@ -49,7 +51,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
-        """In blocks of `rows`."""
+        """In blocks of `rows`, each of one width."""
         if version != self.version:
             raise StaleWeights(
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
@@ -58,9 +60,10 @@ class TorchEngine:
         with _whole(self.model, self.whole) as stays:
             every = self.lockstep and not stays
             # Without requests a block of padding goes through all the same: it may be a collective.
-            starts = range(0, max(len(requests), 1), self.rows)
-            parts = [self._block(requests[i : i + self.rows], every) for i in starts]
-        tokens, attention, mask, scores, ended = (torch.cat(column) for column in zip(*parts, strict=True))
+            blocks = list(alike(requests, self.rows)) or [[]]
+            parts = [self._block([requests[at] for at in block], every) for block in blocks]
+        back = torch.tensor([at for block in blocks for at in block], dtype=torch.long).argsort()
+        tokens, attention, mask, scores, ended = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return Samples(
             ids=tuple(request.id for request in requests),
             tokens=tokens,
@@ -76,7 +79,8 @@ class TorchEngine:
         filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0)
         filled = [*requests, *[filler] * (self.rows - real)]
         device = next(self.model.parameters()).device
-        prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], s.prompt_tokens, s.pad))
+        prompt_width = filler.width or s.prompt_tokens
+        prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], prompt_width, s.pad))
         noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
         eos = torch.tensor(s.eos, device=device)
 
@@ -90,7 +94,7 @@ class TorchEngine:
         given, cache = prompts, None
         for t in range(s.max_tokens):
             self.check()
-            width = s.prompt_tokens + t
+            width = prompt_width + t
             out: Any = self.model(
                 input_ids=given,
                 attention_mask=attention[:, :width],
@@ -108,10 +112,25 @@ class TorchEngine:
             given, position = response[:, t : t + 1], position[:, -1:] + 1
             if not every and bool(ended.all()):
                 break
-        found = (torch.cat([prompts, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
+        tokens, seen = (
+            pad(x, (s.prompt_tokens - prompt_width, 0), value=v) for x, v in ((prompts, s.pad), (seen, False))
+        )
+        found = (torch.cat([tokens, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
         there = tuple(value[:real].cpu() for value in found)
         self.check()  # of what an aborted collective let through nobody has seen anything yet
         return there
+
+
+def alike(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:
+    """The places of requests that go through a pass together: at most so many, of one width.
+
+    >>> asked = [Request(id=str(i), prompt=(1,), seed=0, width=width) for i, width in enumerate((16, 32, 16, 16, 32))]
+    >>> list(alike(asked, 2))
+    [[0, 2], [3], [1, 4]]
+    """
+    for width in dict.fromkeys(request.width for request in requests):
+        its = [at for at, request in enumerate(requests) if request.width == width]
+        yield from (its[at : at + rows] for at in range(0, len(its), rows))
 
 
 @contextmanager

@@ -417,10 +417,10 @@ class Server:
             )
             return
         at, requests = 0, list[Request]()
-        for name, seed, length in zip(says["ids"], says["seeds"], says["lengths"], strict=True):
+        for name, seed, length, width in zip(says["ids"], says["seeds"], says["lengths"], says["widths"], strict=True):
             prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
             at += length
-            requests.append(Request(id=name, prompt=prompt, seed=seed))
+            requests.append(Request(id=name, prompt=prompt, seed=seed, width=width))
         for request in requests:
             if why := amiss(request, fits=self.service.sampling.prompt_tokens, vocabulary=self.program.vocabulary):
                 visitor.tell("no", kind="other", why=f"sample {request.id!r} cannot be generated: {why}")
@@ -497,6 +497,8 @@ def amiss(request: Request, *, fits: int, vocabulary: int) -> str:
     """
     if not 0 < len(request.prompt) <= fits:
         return f"its prompt has {len(request.prompt)} tokens, where 1 to {fits} fit"
+    if type(request.width) is not int or (request.width and not len(request.prompt) <= request.width <= fits):
+        return f"its width {request.width!r} is neither 0 nor {len(request.prompt)} to {fits}"
     if strange := [token for token in request.prompt if not 0 <= token < vocabulary]:
         return (
             f"token {strange[0]} of its prompt is none of the model's {vocabulary}: is the tokenizer that model's own?"

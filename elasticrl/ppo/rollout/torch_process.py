@@ -66,8 +66,8 @@ class TorchProgram:
     def step(self, alive: Callable[[], None]) -> Iterable[Said]:
         """As Program's."""
         self._alive = alive
-        tokens = next(iter(self._waiting.values()))[1]  # a check is a block of its own
-        block = {k: r for k, (r, t) in self._waiting.items() if t == tokens}
+        first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
+        block = {k: r for k, (r, t) in self._waiting.items() if t == tokens and r.width == first.width}
         block = dict(list(block.items())[: self._engine.rows])
         full = self._engine.sampling
         if tokens is not None:
