@@ -187,6 +187,7 @@ $(VENV)/.stamp-trainers: $(VENV)/.stamp-hf
 
 trainers: setup $(VENV)/.stamp-trainers
 	ELASTICRL_HF=required $(BIN)/python -m pytest tests/hf/test_hf_trainers.py
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "deaths_of_workers or its_return"
 
 # The site of docs/, README.md and bench/ (mkdocs.yml). A dead link fails. What the theme says about its own future is no concern here.
 docs: setup
