@@ -5,7 +5,7 @@
 
 Three one-worker nodes on loopback, gloo, a model with random weights (`--hidden`, `--layers`). At level supervised and under
 torchrun the script saves each tenth step and resumes from its newest whole checkpoint; torchrun has the best settings that we
-know (bench/recovery.py) and --max-restarts=100. The clock begins when all ranks have made some steps. Then a worker is killed
+know (bench/recovery.py) and --max-restarts=100. The clock begins 45 s after all ranks have made some steps. Then a worker is killed
 (kill -9), another rank each time, until the minutes are over. All sides have the same kills, one side after the other.
 
 made     steps that all ranks have made by the end, and that were not lost
@@ -45,6 +45,7 @@ from tests.levels.scripts import NODES, Line, Running, lines_of
 
 SCRIPT = Path(__file__).with_name("grpo_script.py")
 PATIENCE_S = 240.0
+SETTLE_S = 45.0  # beside training each node's spare process imports what the script does
 #: The level of the job, the script's own, and what else the job is told.
 LEVELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exact": ("exact", "exact", {"lanes": {"count": 3}, "vault": {"copies": 1}, "checkpoint": {"every": 100}}),
@@ -137,6 +138,7 @@ def running(side: str, more: list[str]) -> Iterator[Job]:
                 raise TimeoutError(f"{side}: no steps within {PATIENCE_S:g} s")
             time.sleep(0.1)
         job.warm()
+        time.sleep(SETTLE_S)
         yield job
 
 
@@ -189,8 +191,8 @@ def main() -> int:
     asked.add_argument("--quiet", action="store_true", help="nothing is killed")
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--seconds", type=float, default=40.0)
-    asked.add_argument("--hidden", type=int, default=128)
-    asked.add_argument("--layers", type=int, default=2)
+    asked.add_argument("--hidden", type=int, default=256)
+    asked.add_argument("--layers", type=int, default=4)
     asked.add_argument("--tokens", type=int, default=16, help="of an answer, at most")
     args = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="elasticrl-model-") as folder:
