@@ -5,8 +5,8 @@
 
 Three one-worker nodes on loopback, gloo, a model with random weights (`--hidden`, `--layers`). At level supervised and under
 torchrun the script saves each tenth step and resumes from its newest whole checkpoint; torchrun has the best settings that we
-know (bench/recovery.py) and --max-restarts=100. The clock begins 45 s after all ranks have made some steps. Then a worker is killed
-(kill -9), another rank each time, until the minutes are over. All sides have the same kills, one side after the other.
+know (bench/recovery.py) and --max-restarts=100. The clock begins 45 s after all ranks have made some steps. Then a worker is
+killed (kill -9), another rank each time, until the minutes are over. All sides have the same kills, one after the other.
 
 made     steps that all ranks have made by the end, and that were not lost
 again    steps that were made more than once, by any rank
