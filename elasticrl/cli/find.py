@@ -132,11 +132,10 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> No
         if whose
         else f"no daemon {of}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
     )
-    last = f"{report} ({over})" if over else report
-    return NotFound(
-        f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
-        f"What became of a job that has ended: {last}"
-    )
+    begin = "start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT"
+    if over:
+        return NotFound(f"{over}. More: {report}, {incidents_of(note)}. Now there is {none}; {begin}")
+    return NotFound(f"{none}; {begin}. What became of a job that has ended: {report}")
 
 
 def played(explicit: Path | None, job: str | None) -> list[str]:

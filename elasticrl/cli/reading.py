@@ -102,6 +102,7 @@ RESUMES: Final = frozenset(
     {"resume_from_checkpoint", "get_last_checkpoint", "ckpt_path", "load_state", "load_checkpoint", "load_state_dict",
      "set_state_dict", "latest", "CheckpointManager", "init_from_checkpoint"}
 )  # fmt: skip
+NONE: Final = "supervised"  # what calls nothing of ours
 TORN: Final = "get_last_checkpoint"  # transformers': the one with the greatest number, whole or not
 #: What of ours belongs to which level, the most first.
 OURS: Final[Mapping[str, frozenset[str]]] = {
@@ -118,7 +119,7 @@ def read(script: Path) -> Reading:
     kind = next((kind for name, kind in KINDS.items() if name in imported), UNKNOWN)
     ours = set(_ours(tree))
     ours |= {"keep"} if "Callback" in ours and "keep" in set(_used(tree)) else set()
-    level = next((level for level, names in OURS.items() if names & ours), "supervised")
+    level = next((level for level, names in OURS.items() if names & ours), NONE)
     resumes = bool(RESUMES & set(_used(tree))) or level == "exact"
     return Reading(kind=kind, resumes=resumes, torn=TORN in set(_used(tree)), level=level)
 

@@ -45,6 +45,18 @@ def name_of(script: Script) -> str:
     return f"{stem if stem[0].isalpha() else f's-{stem}'}-{place}"
 
 
+def level_of(script: Script) -> str:
+    """What a script's calls of ours belong to, by its text."""
+    from elasticrl.cli import reading
+    from elasticrl.diagnose.program import module_file
+
+    file = module_file(script.program, Path.cwd()) if script.module else Path(script.program)
+    try:
+        return reading.read(file).level if file else reading.NONE
+    except (SyntaxError, ValueError, OSError):  # said before it starts, with where
+        return reading.NONE
+
+
 def folder_of(name: str) -> Path:
     """Where its configuration, logs and incidents lie."""
     state = os.environ.get("XDG_STATE_HOME")

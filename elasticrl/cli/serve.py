@@ -107,7 +107,9 @@ def run(
     ] = None,
     level: Annotated[
         str | None,
-        typer.Option("--level", help="supervised (default for a script), told, kept or exact.", show_default=False),
+        typer.Option(
+            "--level", help="supervised, told, kept or exact; of a script what it calls for.", show_default=False
+        ),
     ] = None,
     every: Annotated[float, typer.Option("--every", min=0.05, help="Seconds between looks at the status.")] = 1.0,
     allow: Annotated[
@@ -174,7 +176,7 @@ def asked_for(
         return Path(config), [*implied(Path(config), asked, nodes), *asked]
     assert script is not None
     try:
-        return scripts.written(script, level or "supervised", nodes, workers or 1), chosen
+        return scripts.written(script, level or scripts.level_of(script), nodes, workers or 1), chosen
     except OSError as error:
         raise refused(
             f"{error.filename} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder of yours"

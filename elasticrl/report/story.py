@@ -425,7 +425,7 @@ def _missing(left: Left, curve: Sequence[Note]) -> tuple[str, ...]:
         )
     if not curve:
         said.append(
-            "No reward or KL: they are in the trainer's `[Step N]` lines, in rank 0's log, or in the file of ELASTICRL_HISTORY."
+            "No reward or KL: they are drawn for jobs of elasticrl.ppo. What TRL and transformers log is in rank 0's log."
         )
     elif not any("loss" in note.facts for note in curve):
         said.append("No loss: the trainer notes reward and KL only; `loss` in its history would be drawn here.")

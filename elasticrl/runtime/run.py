@@ -36,6 +36,7 @@ from torch.torch_version import TorchVersion
 
 from elasticrl.config import Tree
 from elasticrl.contract.beats import Beat, Stage
+from elasticrl.contract.level import means_of
 from elasticrl.contract.model import OUTSIDE, STATES
 from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.agree import exchange
@@ -88,6 +89,11 @@ def join(config: Path | str | Tree | None = None) -> Run:
     except NoSeat:
         seat = None
     found = context(config, seated=seat is not None)
+    if not means_of(found.tree.job.level).joins:
+        raise Misuse(
+            f"This script takes its place in the job itself: that is level exact, and job.level is {found.tree.job.level}. Set "
+            "job.level: exact, or start it with elasticrl run --level exact."
+        )
     torch.set_num_threads(found.tree.lanes.threads)
     if found.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

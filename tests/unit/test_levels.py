@@ -11,6 +11,7 @@ from elasticrl.agent.gather import Beating, Usual, look
 from elasticrl.agent.outside import Outside
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.base.process import Life
+from elasticrl.cli.script import Script, level_of
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.events import Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
@@ -20,6 +21,7 @@ from elasticrl.contract.seat import rank_env
 from elasticrl.contract.settings import Timeouts
 from elasticrl.core.node.suspect import Budgets
 from elasticrl.diagnose.program import imports, unfit
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.status.recovery import Stages
 
 
@@ -205,3 +207,29 @@ def test_beats_need_no_torch() -> None:
 
     code = "import elasticrl, sys; elasticrl.beat(step=1); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("import torch\n", "supervised"),
+        ("import elasticrl\nelasticrl.beat(step=1)\n", "told"),
+        ("import elasticrl.hf\nclass T(elasticrl.hf.Elastic, object): ...\n", "exact"),
+        ("x = (", "supervised"),
+    ],
+)
+def test_a_script_runs_at_the_level_of_what_it_calls(tmp_path: Path, text: str, level: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert level_of(Script(program=str(tmp_path / "train.py"))) == level
+
+
+def test_a_script_that_joins_at_another_level_is_told_so_at_once(tmp_path: Path) -> None:
+    from elasticrl.runtime import join
+
+    (tmp_path / "job.yaml").write_text(
+        "job: {name: j, level: supervised, program: train.py}\nstore: {embedded: true}\n"
+    )
+    with pytest.raises(
+        Misuse, match=r"job.level is supervised. Set job.level: exact, or start it with elasticrl run --level"
+    ):
+        join(tmp_path / "job.yaml")

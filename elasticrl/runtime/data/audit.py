@@ -55,8 +55,9 @@ class Audit:
         """For people."""
         if self.ok:
             return (
-                f"{self.samples} samples in {self.steps} steps and {self.generations} generations: each used exactly once "
-                f"({self.superseded} superseded records, {self.torn} torn lines do not count){self._left_out}{self._through}"
+                f"{self.samples} samples in {self.steps} steps and {count(self.generations, 'generation')}: "
+                f"each used exactly once ({self.superseded} superseded records, {self.torn} torn lines do not count)"
+                f"{self._left_out}{self._through}"
             )
         found = [*self._absence, *self.problems, *self.duplicates, *self.missing]
         more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
