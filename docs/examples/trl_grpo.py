@@ -1,8 +1,7 @@
 """TRL's GRPOTrainer under elasticrl: the same bits on one worker or many, whatever dies on the way.
 
-    python docs/examples/trl_grpo.py                                    alone, one process, no daemon
-    elasticrl run configs/one-machine.yaml --nodes 3 job.program=docs/examples/trl_grpo.py job.name=trl-grpo job.steps=0
-                                                                       three local nodes, with faults survived
+    python docs/examples/trl_grpo.py                     alone, one process, no daemon
+    elasticrl run --nodes 3 docs/examples/trl_grpo.py    three local nodes, with faults survived
 
 What is elasticrl's is marked with (*); the rest is what one writes for TRL anyway. Without --model the script makes a tiny
 model that knows the digits only, and teaches it to answer with the first digit of a question, four times.
