@@ -2,7 +2,7 @@
 PY ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SEEDS ?= 400
+SEEDS ?= 250
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
