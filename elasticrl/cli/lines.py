@@ -251,18 +251,15 @@ class Reader:
 
 
 def shown(line: str, before: str, *, as_json: bool = False, colour: bool | None = None) -> str | None:
-    r"""How a line of a worker's log is shown, by the one `before` it; None: not at all.
+    """How a line of a worker's log is shown, by the one `before` it; None: not at all.
 
     >>> shown("loading the model", ""), shown("loading the model", "", as_json=True)
     ('loading the model', None)
-    >>> shown("\r 50%|##  |\r100%|####|", "")
-    '100%|####|'
     >>> shown('{"event": "ppo.step", "step": 7}', "[Step 7] rollout: 185ms | reward 0.710")
     """
     event = event_of(line)
     if event is None:
-        drawn = line.rstrip("\r").rpartition("\r")[2]  # of a bar that was drawn over itself the last
-        return None if as_json else plain(drawn, keep="\t")
+        return None if as_json else plain(line, keep="\t")
     if as_json:
         return line if plain(line, keep="\t") == line else json.dumps(event)
     told_already = SAID.match(before)
