@@ -37,14 +37,13 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
     # What only a log speaks for comes last.
     worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, s.silent, -s.for_s, s.slot), default=None)
-    acts = worst is not None and not (worst.silent and budgets.settings.progress == "tell")
     told = [w.milestone for w in workers if w.milestone]
     newest = max(workers, key=lambda w: w.beat.saved)
     # Who waits outside of the gang says so again and again; the others of this node wait for it.
     shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
     loads = any(w.beat.state is Stage.WARM and not w.finished for w in workers)  # whatever it says that it does
     return Facts(
-        work=work_of(workers, generation, worst if acts else None),
+        work=work_of(workers, generation, worst if worst and budgets.acts(worst) else None),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,

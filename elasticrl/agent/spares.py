@@ -74,7 +74,9 @@ class Spares:
 
     def spoilt(self) -> None:
         """What the fork server has imported has started threads. Those who wait import it by themselves then."""
-        log.warning("an import of the program has started threads: each spare process imports by itself what it does")
+        log.warning(
+            "an import of the program has started threads, which a fork would lose: each spare process now imports by itself"
+        )
         warm.renew()
         self.spare()
 

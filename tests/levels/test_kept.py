@@ -60,6 +60,19 @@ def goes_on(run: Running, world: int, at: float, *, copied: bool = False) -> flo
     return again[-1].at
 
 
+def one_dies_and_then_all(run: Running) -> None:
+    """A worker of two nodes, and then all workers."""
+    run.job.start("n0", "n1")
+    run.trains(2, steps=5)
+    run.warm()
+    goes_on(run, 2, run.hit("n1"))
+    run.warm()
+    at = time.monotonic()
+    for node in ("n0", "n1"):
+        run.hit(node)
+    goes_on(run, 2, at)
+
+
 def finished(run: Running, more: int = 20) -> int:
     """Let the job end after some more steps; how many there were."""
     last = max(line.step for line in run.lines()) + more
@@ -119,15 +132,7 @@ def test_the_script_runs_under_torchrun_and_says_what_cannot_be_kept(tmp_path: P
 @pytest.mark.slow
 def test_a_trainer_goes_on_from_memory_with_the_same_samples_and_bits(tmp_path: Path) -> None:
     with Running("hf.py", "--steps", "100000", "--last", "{folder}/last", "--kept", level="kept", conf=CONF) as run:
-        run.job.start("n0", "n1")
-        run.trains(2, steps=5)
-        run.warm()
-        goes_on(run, 2, run.hit("n1"))
-        run.warm()
-        at = time.monotonic()
-        for node in ("n0", "n1"):
-            run.hit(node)
-        goes_on(run, 2, at)
+        one_dies_and_then_all(run)
         last = finished(run, 15)
         as_if_nothing = undisturbed("hf.py", tmp_path, last, 2, "--kept")
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []
@@ -186,15 +191,7 @@ OTHERS = pytest.mark.parametrize("other", [ACCELERATE, LIGHTNING, TITAN, PPO], i
 def test_deaths_of_workers_change_no_bit_and_cost_no_step(other: Other, tmp_path: Path) -> None:
     args = other.here(tmp_path)
     with environ(TRAINERS[other.name]), Running(other.script, *args, *LAST, level="kept", conf=CONF) as run:
-        run.job.start("n0", "n1")
-        run.trains(2, steps=5)
-        run.warm()
-        goes_on(run, 2, run.hit("n1"))
-        run.warm()
-        at = time.monotonic()
-        for node in ("n0", "n1"):
-            run.hit(node)
-        goes_on(run, 2, at)
+        one_dies_and_then_all(run)
         last = finished(run, 40 if other.rows else 8)
         as_if_nothing = undisturbed(other.script, tmp_path, last, 2, *args)
         assert [row for row in digests(run.job.folder, 2) if as_if_nothing[row[0]] != row[1]] == []

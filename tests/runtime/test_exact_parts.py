@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from exact_job import Model, adamw, fresh, sgd
+from rule_kit import cut_anywhere
 from torch import nn
 
 from elasticrl.runtime.bits import Bits, bits, difference
 from elasticrl.runtime.digest import MASK, digest_of
 from elasticrl.runtime.lanes import Deal, Turn
-from elasticrl.runtime.layout import UNIT, Layout, Piece, buckets, striped, up
+from elasticrl.runtime.layout import Layout, Piece, buckets, striped, up
 from elasticrl.runtime.misuse import Misuse
-from elasticrl.runtime.optim import CHUNK, SGD, AdamW, apply, follow
+from elasticrl.runtime.optim import SGD, AdamW, apply, follow
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.shard import FOLD, Shard
@@ -27,19 +28,7 @@ RULES = [AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.9, weight_decay=0.1), SG
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_rule_does_not_care_where_an_element_lies_nor_how_many_threads_there_are(rule):
-    size = CHUNK + 193 * UNIT
-    old = torch.rand(1 + len(rule.slots), size)
-    grad = torch.randn(size)
-    expected = torch.empty_like(old)
-    apply(rule, old, expected, grad, scale=0.3, count=7)
-    chance = random.Random(1)
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        edges = sorted({0, size, *(chance.randrange(0, size, UNIT) for _ in range(9)), UNIT, size - UNIT})
-        new = torch.empty_like(old)
-        for lo, hi in pairwise(edges):
-            apply(rule, old[:, lo:hi], new[:, lo:hi], grad[lo:hi], scale=0.3, count=7)
-        assert torch.equal(new, expected), f"{threads} threads"
+    cut_anywhere(rule)
 
 
 @pytest.mark.parametrize(

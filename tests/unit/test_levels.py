@@ -209,18 +209,12 @@ def test_beats_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("text", "level"),
-    [
-        ("import torch\n", "supervised"),
-        ("import elasticrl\nelasticrl.beat(step=1)\n", "told"),
-        ("import elasticrl.hf\nclass T(elasticrl.hf.Elastic, object): ...\n", "exact"),
-        ("x = (", "supervised"),
-    ],
-)
-def test_a_script_runs_at_the_level_of_what_it_calls(tmp_path: Path, text: str, level: str) -> None:
-    (tmp_path / "train.py").write_text(text)
-    assert level_of(Script(program=str(tmp_path / "train.py"))) == level
+def test_a_script_or_module_runs_at_the_level_of_what_it_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import elasticrl.hf\nclass T(elasticrl.hf.Elastic, object): ...\n")
+    (tmp_path / "broken.py").write_text("x = (")
+    assert level_of(Script(program="train.py")) == level_of(Script(program="train", module=True)) == "exact"
+    assert {level_of(Script(program=name)) for name in ("broken.py", "gone.py")} == {"supervised"}
 
 
 def test_a_script_that_joins_at_another_level_is_told_so_at_once(tmp_path: Path) -> None:

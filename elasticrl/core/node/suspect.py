@@ -384,7 +384,7 @@ class Budgets:
         reading: one of 8 s among steps of 50 ms was killed at its step for ever. What it teaches ends with the step, or each
         real hang would delay how the next one is found.
         """
-        if stall.silent and self.settings.progress == "tell":
+        if not self.acts(stall):
             return self  # something else has ended it
         before = self.ended.get(stall.phase)
         if before is not None and stall.step <= _last(before) and stall.for_s < before.for_s:
@@ -401,6 +401,10 @@ class Budgets:
             return cap
         again_s = TWICE * ended.for_s if ended is not None and step is not None and step <= _last(ended) else 0.0
         return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest, again_s))
+
+    def acts(self, stall: Stall) -> bool:
+        """Does this stall end workers? A silent log may be only told of."""
+        return not stall.silent or self.settings.progress == "restart"
 
     def silence(self, rhythm: Rhythm) -> float:
         """Seconds without a line of progress after which a script's log is silent for unusually long. There is no cap: what
