@@ -89,7 +89,7 @@ def requests(count: int, start: int = 0) -> list[Request]:
             id=f"0:{i}",
             prompt=tuple((i + k) % 10 for k in range(1 + i % 7)),
             seed=(1 << 62) + i,
-            width=(0, 7)[i % 7 > 3],
+            width=min(7, 2 + i % 7),
         )
         for i in range(start, start + count)
     ]

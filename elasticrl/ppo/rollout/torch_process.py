@@ -67,6 +67,7 @@ class TorchProgram:
         """As Program's."""
         self._alive = alive
         first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
+        # One width: of several the engine would make several blocks, none of them full.
         block = {k: r for k, (r, t) in self._waiting.items() if t == tokens and r.width == first.width}
         block = dict(list(block.items())[: self._engine.rows])
         full = self._engine.sampling
