@@ -19,7 +19,9 @@ def main() -> None:
     asked.add_argument("--save", type=Path, required=True)
     asked.add_argument("--history", type=Path, required=True)
     asked.add_argument("--last", type=Path, default=Path("/nowhere"), help="a file with the number of the last step")
-    asked.add_argument("--only-world", type=int, default=0)
+    asked.add_argument(
+        "--only-world", type=int, default=0, help="once so many have trained, no other number of them can"
+    )
     asked.add_argument(
         "--hang", type=Path, default=Path("/nowhere"), help="rank 1 stands still once this file is there"
     )
@@ -29,7 +31,7 @@ def main() -> None:
     args = asked.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    if args.only_world and world != args.only_world:
+    if args.only_world not in (0, world) and f" world {args.only_world} " in args.history.read_text():
         raise ValueError(f"this script cannot train in a world of {world}")
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
     torch.manual_seed(0)

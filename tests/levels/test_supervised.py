@@ -20,7 +20,7 @@ def test_a_script_survives_the_loss_of_a_worker_a_node_and_a_stopped_worker(tmp_
 
 
 def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
-    # In a world of three it trains; in one of two it raises, again and again.
+    # Once a world of three has trained, one of two raises, again and again. Before that two may train: a node may come late.
     conf = {"recovery": {"no_progress_limit": 2}, "health": {"node_strikes": 9}}
     with Running("ddp.py", "--steps", "2000", "--only-world", "3", conf=conf) as run:
         run.job.start(*NODES)
