@@ -537,7 +537,8 @@ class LedAgent(LocalElasticAgent):
         here, place, spares = self._last, self._ordered.place, self._spares
         work = self._work()
         warm = sum(p.warm for p in spares.ready)
-        seated = here if self._seated else Facts(step=here.step, saved=here.saved, manifest=here.manifest)
+        left = Facts(step=here.step, saved=here.saved, manifest=here.manifest, milestone=here.milestone)
+        seated = here if self._seated else left
         return seated.into(
             Report,
             work=work,

@@ -176,18 +176,20 @@ def report_of(note: Mapping[str, Any]) -> str:
     left = Path(str(note["left"]))
     if len(left.parts) < 3:  # state and logs lie apart, as a system's do
         return "elasticrl report RUN"
-    with suppress(ValueError):
-        left = left.relative_to(Path.cwd())
-    return f"elasticrl report {shlex.quote(str(left))} --job {note['job']}"
+    return f"elasticrl report {shlex.quote(str(near(left)))} --job {note['job']}"
 
 
 def incidents_of(note: Mapping[str, Any]) -> str:
     """The command that lists what went wrong in it."""
-    kept = Path(str(note.get("state_dir", "")))
-    with suppress(ValueError):
-        kept = kept.relative_to(Path.cwd())
+    kept = near(Path(str(note.get("state_dir", ""))))
     usual = kept in {Path(), Path("run/state")}  # where it looks by itself
     return "elasticrl incidents" + ("" if usual else f" --state-dir {shlex.quote(str(kept))}")
+
+
+def near(path: Path) -> Path:
+    """As it is written where we are."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:

@@ -74,11 +74,7 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     state, committed_s = picture["state"], picture.get("committed_s")
     since = f", {ago(committed_s)} ago" if ages and committed_s is not None else ""
     needs = f", needs {picture['needs']}" if picture["needs"] else ""
-    who = (
-        f"  {picture['nodes']} of {picture['known']} nodes{needs}"
-        if picture["known"] or picture.get("exit_code") is None
-        else ""
-    )
+    who = f"  {picture['nodes']} of {picture['known']} nodes{needs}" if picture.get("exit_code") is None else ""
     head = (
         f"{paint(plain(picture['job']), BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
         f"  generation {picture['generation']}{_how_far(picture, since, ages=ages)}{who}"

@@ -146,16 +146,29 @@ def run(
         own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
         named = [[f"node.name={name}"] for name in names]
         named += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
-        code = play(file, own, named, tree, run_dir, logs, every, endpoints, guarding(tree, etcd))
+        shows = Output(logs) if said.script is not None or not means_of(tree.job.level).joins else None
+        code = play(file, own, named, tree, run_dir, logs, every, endpoints, guarding(tree, etcd), shows)
     if code == Outcome.STOPPED.value:
         typer.echo("stopped, as somebody asked for; the same command goes on from there")
-    elif code not in {Exit.OK, Exit.INTERRUPTED}:
+    elif code == Exit.OK:
+        typer.echo("\n".join(afterwards(tree, run_dir)))
+    elif code != Exit.INTERRUPTED:
         typer.echo(
             f"ended with {code}; why: elasticrl incidents --job {tree.job.name} --state-dir {tree.node.state_dir}, and the "
             f"logs in {logs}",
             err=True,
         )
     raise typer.Exit(code)
+
+
+def afterwards(tree: Any, run_dir: Path) -> Iterator[str]:
+    """What one may ask of a run that is over."""
+    from elasticrl.config import run_dir as run_of
+
+    if note := find.ended(run_dir, tree.job.name):
+        yield f"the run as one page: {find.report_of(note)}"
+    if means_of(tree.job.level).joins and "://" not in (run := run_of(tree, "n0")) and Path(run).is_dir():
+        yield f"was each sample used once? elasticrl audit {shlex.quote(str(find.near(Path(run))))}"
 
 
 def asked_for(
@@ -220,6 +233,7 @@ def play(
     every_s: float,
     endpoints: tuple[str, ...],
     guard: Callable[[], str],
+    shows: Output | None,
 ) -> int:
     """The daemons of all nodes, until the job ends or somebody ends it; then nothing of it is left. The exit code."""
     job = tree.job.name
@@ -235,7 +249,6 @@ def play(
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
         )
-        shows = None if means_of(tree.job.level).joins else Output(logs)
         last = partial(last_look, tree, endpoints)
         code = follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps, guard, shows, last)
         ending.begun = True

@@ -93,10 +93,19 @@ def rank_env(place: Place) -> dict[str, str]:
     }
 
 
+def lone_env() -> dict[str, str]:
+    """What differs in a world of one: its store is its own. Found with Ray: such a process may be a driver whose own processes
+    form a group. They have its variables, so each of them would wait for somebody else's store.
+    """
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
 def take_place(place: Place) -> None:
     """From here on this process is the one of that rank: its log, its variables, its name in `ps`."""
     open_log(place.log)
-    os.environ.update(rank_env(place))
+    os.environ.update(rank_env(place) | (lone_env() if place.world == 1 else {}))
     title(f"r{place.rank}")
 
 

@@ -151,7 +151,7 @@ def _lost(lines: Sequence[Mapping[str, Any]], done: Mapping[str, Any] | None) ->
         if line["event"] == "workers.changed" and line.get("work") == "training"
         and (step := _whole(line.get("step"))) is not None
     ]  # fmt: skip
-    return max(0, max(before) - after[0]) if before and after else None
+    return max(0, max(before) - after[0]) if any(before) and after else None  # of a script that tells none all are 0
 
 
 def _seconds(done: Mapping[str, Any], began: str, ended: str) -> float | None:

@@ -45,6 +45,7 @@ MACHINE: tuple[Text, ...] = (
     Text("oom_kill", _K.OOM_KILLER, _S.OOM_KILLED, r"[Dd]etected \d{1,6} oom_kill events?|oom_kill [1-9]\d{0,6}", family="oomk"),
     Text("emory", _K.OOM_KILLER, _S.OOM_KILLED,
          r"(?:Out of memory|emory cgroup out of memory): ?Kill(?:ed)? process (?P<code>\d{1,9})", family="oomk"),
+    Text("ommon causes include", _K.OOM_KILLER, _S.NOISE, family="oomk"),  # Ray's, of any death
     Text("illed", _K.OOM_KILLER, _S.OOM_KILLED, r"killed by the OOM killer|OOMKilled|Memory limit exceeded.{0,20}killed", family="oomk"),
     Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"[Ww]orkers? .{0,80}killed due to .{0,40}running low on memory",
          family="oomk"),

@@ -65,6 +65,7 @@ class Agreed:
         None  # a newer checkpoint than the commit that is whole on the nodes' disks, unknown to rank 0
     )
     exposed: bool = False  # what is on the nodes' disks would not bring back what was committed
+    pace_s: float = 0.0  # a step takes so long, by the slowest who knows; 0: nobody does
 
     @property
     def remembered(self) -> bool:
@@ -74,19 +75,25 @@ class Agreed:
 
 def agree(
     node: str, holdings: Sequence[Holding], gang: Gang, look: Callable[[], Found | None], *, floor: int,
-    committed: int | None, disk: bool,
+    committed: int | None, disk: bool, pace_s: float = 0.0,
 ) -> Agreed:  # fmt: skip
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest good checkpoint, for which rank 0 takes a `look`.
-    `disk`: do not look into vaults. Collective.
+    `disk`: do not look into vaults. `pace_s`: this rank's steps took so long. Collective.
     """
-    said = {"vault": [holding.to_json() for holding in holdings], "committed": committed}
+    said = {"vault": [holding.to_json() for holding in holdings], "committed": committed, "pace_s": pace_s}
     rows, lineages = exchange_with(gang, said, (holding.lineage for holding in holdings))
     everything = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
     by = known([words["committed"] for words in rows])
     whole = None if disk else newest_whole(everything, here=node, floor=Version(floor), committed=by)
     if whole is not None:
-        return Agreed(version=whole.version, lineage=whole.lineage, whole=whole, passed_over=whole.passed_over)
+        return Agreed(
+            version=whole.version,
+            lineage=whole.lineage,
+            whole=whole,
+            passed_over=whole.passed_over,
+            pace_s=slowest(rows),
+        )
     found: dict[str, Any] = {}
     if gang.rank == 0:
         good = look()
@@ -112,6 +119,11 @@ def agree(
 def known(told: Iterable[int | None]) -> int | None:
     """Which generation committed the floor, if any rank knows it."""
     return max((generation for generation in told if generation is not None), default=None)
+
+
+def slowest(rows: Iterable[Mapping[str, Any]]) -> float:
+    """How long a step takes, by everybody's words."""
+    return max((float(words["pace_s"]) for words in rows), default=0.0)
 
 
 def exchange_with(

@@ -97,6 +97,7 @@ class Keeper:
         self._released = False
         self._saver: Saver | None = None
         self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
+        self.pace_s = 0.0  # a step takes so long; 0: it is not known yet
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
         self._own: Own | None = None  # what is written here, where each node has a disk of its own
@@ -293,6 +294,7 @@ class Keeper:
             self.vault.sealed = tuple((version, stamp.generation) for version in versions)
         if kept.whole:
             self.chronicled(kept.steps, digest)
+            self._paced(kept.steps)
         due = kept.steps % self.context.tree.checkpoint.every == 0 or self._soon
         if kept.whole and kept.steps and due:
             self._soon = False
@@ -336,14 +338,17 @@ class Keeper:
             self._complain("saves", str(error))
             self._lost.append(kept.version.step)
 
-    def _prepare(self, steps: int) -> None:
-        """Has a writer started in good time. Found in the race: of a job's first second of steps nothing was on the disk."""
+    def _paced(self, steps: int) -> None:
+        """How long a step takes, from the last two of this generation."""
         now, before = time.monotonic(), self._whole
         self._whole = (steps, now)
-        if self._saver is not None or before is None or steps <= before[0]:
-            return
+        if before is not None and steps > before[0]:
+            self.pace_s = (now - before[1]) / (steps - before[0])
+
+    def _prepare(self, steps: int) -> None:
+        """Has a writer started in good time. Found in the race: of a job's first second of steps nothing was on the disk."""
         every = self.context.tree.checkpoint.every
-        if (every - steps % every) * (now - before[1]) / (steps - before[0]) < WARM_S:
+        if self._saver is None and 0 < (every - steps % every) * self.pace_s < WARM_S:
             with suppress(OSError):  # the save will say it
                 self._writer()
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+SOON_S = 1.0  # a step that takes no longer is soon over
+
 
 class Search:
     """One worker's, for all its generations: since when disks are missed outlasts each of them."""
@@ -46,7 +48,7 @@ class Search:
         if not self._context.own_disk:
             return agree(
                 self._context.node, holdings, gang, lambda: self._look(keeper, commit, gang.flag),
-                floor=0 if reloads else place.resume, committed=committed, disk=reloads,
+                floor=0 if reloads else place.resume, committed=committed, disk=reloads, pace_s=keeper.pace_s,
             )  # fmt: skip
         since = self._lacking_since
         disk = Disk(
@@ -57,7 +59,7 @@ class Search:
         agreed = agree_on_disks(
             disk, holdings, gang, floor=place.resume, committed=committed, reload=reloads, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, generation),
-            patiently=lambda read: self._patiently(read, gang.flag),
+            patiently=lambda read: self._patiently(read, gang.flag), pace_s=keeper.pace_s,
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
             self._lacking_since = None
@@ -112,7 +114,11 @@ class Search:
 
 
 def thin(agreed: Agreed, copies: int, world: int) -> bool:
-    """Does a part of what this gang goes on from lie with fewer nodes than it should?"""
+    """Does a part of what this gang goes on from lie with fewer nodes than it should, and would for long? A short step brings
+    the next state with all its copies, as soon as copies of this one would come: they would only delay it.
+    """
+    if 0 < agreed.pace_s <= SOON_S:
+        return False
     want = 1 + min(copies, world - 1)
     layers = agreed.whole.layers if agreed.whole is not None else ()
     return any(len(nodes) < want for layer in layers for nodes in layer.sources)

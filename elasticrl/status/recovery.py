@@ -16,7 +16,7 @@ from elasticrl.base.goodput import goodput
 from elasticrl.base.value import dataclass
 from elasticrl.contract.events import Event, Seen, Suspected, Workers
 from elasticrl.contract.level import RUNTIME, Means
-from elasticrl.contract.model import Member, Phase, Plan, Work
+from elasticrl.contract.model import Member, Milestone, Phase, Plan, Work
 
 FLOW_OF = 16  # lines by which it is known how often one comes
 USUAL_OF = 100  # lines: minutes of long steps, a third of a minute of short ones
@@ -82,6 +82,7 @@ class Stages:
     newest: int = 0  # step that the workers here have known to be sealed
     lost: int | None = None  # of those, what they did not go on from, since the sign
     paused: bool = False  # the plan holds because an operator wants it to
+    milestone: Milestone | None = None  # the newest that a script's log has told of, before there was a sign
 
     def after(
         self,
@@ -101,18 +102,24 @@ class Stages:
             return self.begun_again(event, means)
         stages, done = self._after(event, plan, me, paused=paused, still_s=still_s)
         if not means.joins and stages.joined_at is not None and isinstance(event, Workers):
-            return replace(stages, lost=self.lost, newest=self.newest).begun_again(event, means)
+            joined = replace(stages, lost=self.lost, newest=self.newest, milestone=self.milestone)
+            return joined.begun_again(event, means)
         if isinstance(event, Workers):
             stages = replace(
                 stages, newest=event.step if stages.joined_at == event.now else max(self.newest, event.step)
             )
-        return stages, done
+        if isinstance(event, Workers) and event.milestone is not None and stages.sign_at is None:
+            return replace(stages, milestone=event.milestone), done
+        return replace(stages, milestone=self.milestone), done
 
     def begun_again(self, event: Workers, means: Means) -> tuple["Stages", Done | None]:
-        """A script runs again. With its first word it is over, and says from which step it has gone on; where it never says
-        one, it is over now, and what was lost is not known.
+        """A script runs again. With its first word it is over, and says from which step it has gone on. Where it never says
+        one, it is over with the next progress in its log, or now if that told of none; what was lost is not known.
         """
         if means.tells and not event.step:
+            return self, None
+        before, told = self.milestone, event.milestone
+        if not means.tells and before is not None and (told is None or told.read <= before.read):
             return self, None
         lost = max(0, self.newest - event.step + 1) + (self.lost or 0) if self.newest and means.tells else None
         done = replace(self, lost=lost).summed(event.now)

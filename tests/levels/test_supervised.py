@@ -1,5 +1,7 @@
 """Scripts that know nothing of elasticrl survive what befalls them, under real daemons, and end with exit code 0."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -30,6 +32,23 @@ def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
         (stopped,) = run.job.events("n0", "daemon.stopped")
         assert "crash loop: " in stopped["reason"]
         assert "ValueError: this script cannot train in a world of 2" in stopped["reason"]
+        run.job.check()
+
+
+def test_a_driver_whose_own_processes_train_is_started_again_when_one_of_them_dies() -> None:
+    with Running("driver.py", "--steps", "200", conf={"membership": {"min_nodes": 1, "max_nodes": 1}}) as run:
+        run.job.start("n0")
+        run.trains(1)
+        run.until(lambda: run.job.ask("n0", "status")["milestone"].startswith("step "), "its step, by its log")
+        driver = run.lines()[-1].pid
+        children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert run.ends() == [0]
+        assert [line.step for line in run.lines()] == [*range(1, 201)]
+        assert len({line.pid for line in run.lines()}) == 2, "one driver, and one more"
+        (failed,) = run.job.events("n0", "worker.exited")
+        assert failed["own"], failed
+        assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
         run.job.check()
 
 

@@ -130,6 +130,20 @@ def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
         proof(nodes.run_dir, 4)
 
 
+def test_where_steps_are_short_the_next_one_is_not_delayed_by_copies_of_the_last(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=12, step_ms=300.0) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_sealed(3)
+        nodes.lose("n1")
+        nodes.plan("n0", "n2")
+        kept = went_on_from(nodes, "n2")
+        nodes.until(lambda: nodes.sealed() > kept or keepers(nodes, kept), "the next step", 10.0)
+        assert not keepers(nodes, kept), "what was sealed before is kept anew"
+        nodes.until(lambda: keepers(nodes, nodes.sealed()) == {0: 2, 1: 2}, "each part with two nodes", 10.0)
+        nodes.until_done()
+        assert digests(nodes.run_dir) == {step: undisturbed[step] for step in range(13)}
+
+
 def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=2 * STEPS, every=10, step_ms=80.0) as nodes:
         nodes.plan("n0", "n1", "n2")

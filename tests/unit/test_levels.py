@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from elasticrl.cli.script import Script, level_of
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.events import Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
-from elasticrl.contract.model import UNTOLD, Exit, Member, Phase, Plan, Rung, Seat, View, Work
+from elasticrl.contract.model import UNTOLD, Exit, Member, Milestone, Phase, Plan, Rung, Seat, View, Work
 from elasticrl.contract.orders import Place
 from elasticrl.contract.seat import rank_env
 from elasticrl.contract.settings import Timeouts
@@ -154,19 +156,27 @@ def plan_of(generation: int, rung: Rung = Rung.START) -> Plan:
     return Plan(generation=generation, phase=Phase.TRAIN, seats=(Seat(member=ME, born=generation),), rung=rung)
 
 
-def recovered(level: Level, steps: list[int]) -> tuple[float, int | None] | None:
-    """Seconds and lost steps of a recovery, of a script that tells these steps after it was started again."""
+def logged(at: int, read: float) -> Milestone:
+    return Milestone(unit="step", at=at, read=read)
+
+
+def recovered(level: Level, steps: list[int], logs: Sequence[Milestone | None] = ()) -> tuple[float, int | None] | None:
+    """Seconds and lost steps of a recovery, of a script that tells these steps after it was started again; its log tells these
+    milestones, the first of them before that.
+    """
+    first, *later = logs or (None,)
     stages, means, plan = Stages(), MEANS[level], plan_of(1)
     stages, _ = stages.after(Seen(now=1.0, view=View(plan=plan)), plan, ME, means=means)
     told = 20 if means.tells else 0
-    stages, _ = stages.after(Workers(now=2.0, work=Work.TRAINING, generation=1, step=told), plan, ME, means=means)
+    trains = Workers(now=2.0, work=Work.TRAINING, generation=1, step=told, milestone=first)
+    stages, _ = stages.after(trains, plan, ME, means=means)
     left = Exit(generation=1, slot=0, step=told, cause="signal 9 (SIGKILL)", own=False, signal=9)
-    failed = Workers(now=10.0, work=Work.FAILED, generation=1, step=told, exit=left)
+    failed = Workers(now=10.0, work=Work.FAILED, generation=1, step=told, exit=left, milestone=first)
     stages, _ = stages.after(failed, plan, ME, means=means)
     plan = plan_of(2, Rung.RESTART)
     stages, _ = stages.after(Seen(now=10.5, view=View(plan=plan)), plan, ME, means=means)
-    for now, step in enumerate(steps, 11):
-        event = Workers(now=float(now), work=Work.TRAINING, generation=2, step=step)
+    for now, (step, milestone) in enumerate(zip_longest(steps, later[: len(steps)]), 11):
+        event = Workers(now=float(now), work=Work.TRAINING, generation=2, step=step, milestone=milestone)
         stages, done = stages.after(event, plan, ME, means=means)
         if done is not None:
             return done.total_s, done.lost
@@ -175,6 +185,8 @@ def recovered(level: Level, steps: list[int]) -> tuple[float, int | None] | None
 
 def test_a_scripts_recovery_is_over_with_its_first_word_and_says_what_was_lost() -> None:
     assert recovered(Level.SUPERVISED, [0, 0]) == (1.0, None), "it never says a word: it is over when it runs"
+    mine = [logged(20, 9.0), None, logged(20, 9.0), logged(16, 13.0)]
+    assert recovered(Level.SUPERVISED, [0, 0, 0], mine) == (3.0, None), "its log told of steps, and does again"
     assert recovered(Level.TOLD, [0, 0, 0]) is None
     assert recovered(Level.TOLD, [0, 0, 16]) == (3.0, 5), "steps 16 to 20 are made again"
     assert recovered(Level.TOLD, [0, 21]) == recovered(Level.KEPT, [0, 21]) == (2.0, 0)

@@ -81,7 +81,7 @@ def _at_once(scene: Scene) -> Move | None:
     assert plan is not None
     first = plan.says(Why.BEGUN, Why.BEGUN_AGAIN)
     lasted_s = now - scene.lead.planned_at
-    if scene.settings.means.joins or not first or lasted_s > AT_ONCE_S or scene.newest > scene.view.committed:
+    if scene.settings.means.joins or not first or lasted_s > AT_ONCE_S or scene.progressed:
         return None
     failed = min(
         (record for record in scene.doing[Work.FAILED] if record.exit and record.exit.own and not record.exit.signal),

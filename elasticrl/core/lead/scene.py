@@ -345,6 +345,12 @@ class Scene:
         return max((self.view.committed, *(record.step for record in records if record)))
 
     @property
+    def progressed(self) -> bool:
+        """Have the seats made steps that are not on disk, or does a log of theirs say so?"""
+        records = map(self.record_of, self.plan.seats if self.plan else ())
+        return self.newest > self.view.committed or any(record.milestone for record in records if record)
+
+    @property
     def behind(self) -> bool:
         """Have the seats made steps that are not on disk, though the runtime could save them?"""
         if not self.settings.means.commits:
