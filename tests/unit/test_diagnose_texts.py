@@ -36,8 +36,8 @@ LINES = [
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed", Sign.OOM_KILLED,
      Fault.OOM_HOST),
     ("kernel: Out of memory: Killed process 812 (python) total-vm:8kB", Sign.OOM_KILLED, Fault.OOM_HOST),
-    ("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: End of file. Some "
-     "common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called",
+    (("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: End of file. Some "
+     "common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called"),
      Sign.KILLED, Fault.DEAD_RANK),
     ("OSError: [Errno 24] Too many open files", Sign.RESOURCE_LIMIT, Fault.CONFIG),
     ("node-a:1:2 [0] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", Sign.RESOURCE_LIMIT, Fault.CONFIG),
