@@ -48,6 +48,10 @@ PASSES: Final = (
     "loader = elasticrl.hf.Passes(loader);  kept = elasticrl.keep(model=model, optimizer=optimizer, loader=loader);  "
     "step = kept.restore()  # then kept.step(step) after each"
 )
+PREPARE: Final = (
+    "model, optimizer, loader, scheduler = elasticrl.hf.prepare(model, optimizer, loader, scheduler, epochs=epochs)  "
+    "# in place of accelerator.prepare: docs/TRAINERS.md"
+)
 JOIN: Final = "with elasticrl.runtime.join() as run: ...  # a loop over lanes: docs/RUNTIME.md"
 
 
@@ -85,7 +89,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         exact=None,
     ),
     "Trainer": _of_hf("transformers.Trainer"),
-    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, kept=PASSES, exact=JOIN),
+    "accelerate": Kind(name="Accelerate loop", resume="accelerator.load_state(newest)", told=BEAT, kept=PASSES, exact=PREPARE),
     "deepspeed": Kind(name="DeepSpeed loop", resume="engine.load_checkpoint(folder)", told=BEAT, kept=KEEP, exact=JOIN),
     "fully_shard": Kind(
         name="FSDP2 loop", resume="dcp.load(state, checkpoint_id=newest)", told=BEAT, kept=KEEP, exact=JOIN
