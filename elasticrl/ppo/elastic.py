@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.run import Joins
+    from elasticrl.runtime.audited import Result
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -140,6 +141,10 @@ class ElasticRun:
             self.buffer.rows.pop(lane, None)
         else:
             self.buffer.rows[lane] = dict(rows)
+
+    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+        """As Run's."""
+        self.base.twice(what, result)
 
     def leave_out(self) -> None:
         """As Run's."""

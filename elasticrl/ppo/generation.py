@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
 
+SAMPLED = ("tokens", "mask", "rollout_logprobs", "ended")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 Flight = tuple[int, "Future[dict[int, Samples]]"]  # by which weights
 Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (sample id, prompt): the data's cursor
@@ -66,6 +68,8 @@ class Generator:
                 buffer.put(lane, **early.rows[lane])
         else:
             self._now(step, early)
+        if self.engine.by_lane and not self.staleness and not self.run.lockstep:
+            self.run.twice("samples", lambda lane: partial(self._came_to, step, lane))
         buffer.ahead.pop(step, None)
         self.begin()
 
@@ -124,6 +128,15 @@ class Generator:
                     rows = {name: torch.cat([early.rows[lane][name], value]) for name, value in rows.items()}
                 buffer.ids[lane] = [*there[lane], *samples.ids]
                 buffer.put(lane, **rows)
+
+    def _came_to(self, step: int, lane: int, *, again: bool) -> str:
+        """All bits of a lane's samples, as they are here, or generated again."""
+        kept = self.run.buffer.rows.get(lane, {})
+        rows = rows_of(self._generate({lane: self._requests(step, lane)})[lane]) if again else kept
+        words = blake2b(digest_size=8)
+        for name in SAMPLED:
+            words.update(rows[name].contiguous().numpy().tobytes())
+        return words.hexdigest()
 
     def _version(self) -> int:
         """Of the weights that generate what is generated ahead now: those that this period began with."""

@@ -6,7 +6,7 @@ when a stage's results should be kept; how many workers there are, who died and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from elasticrl.ppo.batches import Rows
     from elasticrl.ppo.flow import Keeps
+    from elasticrl.runtime.audited import Result
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.strategy import Reduced
@@ -145,6 +146,9 @@ class Run(Protocol):
         """(lane, part of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this role's
         weights. So a part is a leaf of the tree of sums, whoever carries its lane.
         """
+
+    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+        """What this step made of a lane is made once more elsewhere and compared, if it is its turn. Collective."""
 
     def leave_out(self) -> None:
         """In the loop's body, in place of the pass: its leaf is 0. Where passes are collectives all leave it out alike."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -152,19 +152,13 @@ class ShardAudit:
         mine = gang.rank == self.owner
         own = {"state": shard.state[:, window], "grad": shard.grad[window]} if mine else {}
         rows = lend(gang, own, self.owner)
-        one = second(self._nodes, self.owner, self._chance)
-        found: list[Computed] = []
-        for ranks in ((self.owner,), (one,), deciders(self._nodes, self.owner, one, self._chance)):
-            result = ""
-            if gang.rank in ranks:
-                result = bits(
-                    shard.next[:, window] if not found else self._again(rows, scale=scale, lr_factor=lr_factor)
-                )
-            told = exchange(gang, result)
-            found += [Computed(rank=rank, result=told[rank]) for rank in ranks]
-            if len(found) == 2 and found[0].result == found[1].result:
-                return
-        answered(self.generation, self._nodes, self._where, found)
+
+        def result(*, again: bool) -> str:
+            return bits(self._again(rows, scale=scale, lr_factor=lr_factor) if again else shard.next[:, window])
+
+        found = computed(gang, self._nodes, self.owner, self._chance, result)
+        if unlike(found):
+            answered(self.generation, self._nodes, self._where, found)
 
     def _again(self, rows: Rows, *, scale: float, lr_factor: float) -> torch.Tensor:
         shard, window = self.strategy.shard, self._window
@@ -178,6 +172,53 @@ class ShardAudit:
                 count = shard.version + 1
                 apply(rule, old[rows_of], new[rows_of], grad[part], scale=scale, count=count, rows=shard.rows)
         return new
+
+
+class Result(Protocol):
+    """What this rank has come to, as a digest, or what it comes to `again`."""
+
+    def __call__(self, *, again: bool) -> str:
+        """The digest."""
+
+
+def computed(gang: Gang, nodes: Sequence[str], owner: int, chance: int, result: Result) -> list[Computed]:
+    """What `owner` has come to, and a rank elsewhere; where they differ, those who decide too. Collective."""
+    one = second(nodes, owner, chance)
+    found: list[Computed] = []
+    for ranks in ((owner,), (one,), deciders(nodes, owner, one, chance)):
+        mine = result(again=bool(found)) if gang.rank in ranks else ""
+        told = exchange(gang, mine)
+        found += [Computed(rank=rank, result=told[rank]) for rank in ranks]
+        if len(found) == 2 and not unlike(found):
+            break
+    return found
+
+
+def unlike(found: Sequence[Computed]) -> bool:
+    """Do results differ?"""
+    return len({one.result for one in found}) > 1
+
+
+def twice(
+    generation: Generation, audits: Audits, progress: Progress, what: str, result: Callable[[int], Result]
+) -> None:  # fmt: skip
+    """`what` this step made of each lane, its samples say, is made of one lane once more elsewhere, if it is its turn.
+    Collective; raises what the comparison comes to.
+    """
+    tree, place = generation.worker.context.tree, generation.place
+    if audits.off == place.generation or generation.team is not None or tree.lanes.exact != "require":
+        return
+    key = (tree.job.seed, what, progress.step, 0)
+    lane = drawn(*key, lanes=generation.deal.lanes, rate=tree.audit.lanes)
+    if lane is None:
+        return
+    nodes = place.nodes or ("",) * generation.gang.world
+    owner = next(rank for rank, mine in enumerate(generation.deal.carried) if lane in mine)
+    found = computed(generation.gang, nodes, owner, seed("audit", *key, "who"), result(lane))
+    if not unlike(found):
+        generation.worker.say_once(f"audit.lanes: the {what} of a lane were made twice, and came to the same")
+    elif answered(generation, nodes, f"the {what} of lane {lane} of step {progress.step}", found):
+        audits.off = place.generation
 
 
 def applied(

@@ -40,7 +40,7 @@ from elasticrl.contract.level import means_of
 from elasticrl.contract.model import OUTSIDE, STATES
 from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.agree import exchange
-from elasticrl.runtime.audited import Rows
+from elasticrl.runtime.audited import Result, Rows, twice
 from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
 from elasticrl.runtime.data.cursor import SampleId
@@ -394,6 +394,16 @@ class Run:
         if self._generation is not None:
             self._generation.check_cut()
         return exchange(self._gang, words)
+
+    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+        """`what` this step made of each lane outside of its updates, its samples say, is made of one lane once more on another
+        node if it is its turn (`audit.lanes`). `result(lane)` digests what this rank has made of it, or makes of it again.
+        Collective: use it inside of `with step:`.
+        """
+        generation = self._generation
+        assert generation is not None, "there is one inside of a step"
+        generation.check_cut()
+        twice(generation, self._given.audits, self.progress, what, result)
 
     def keep(self, *, always: bool = True) -> None:
         """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`. What

@@ -16,7 +16,7 @@ from elasticrl.ppo import tiny
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
-STEPS = 8
+STEPS, LANES, SEED = 8, 4, 7
 
 
 def small(folder: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def nodes(
     program: str = "elasticrl.ppo.__main__",
 ) -> Nodes:
     conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
-    return Nodes(folder, steps=STEPS, lanes=4, program=program, conf=conf, copies=copies)
+    return Nodes(folder, steps=STEPS, lanes=LANES, program=program, conf=conf, copies=copies)
 
 
 def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from elastic_kit import STEPS, events, generated, mixed, nodes, outcome, small, strike
+from elastic_kit import LANES, SEED, STEPS, events, generated, mixed, nodes, outcome, small, strike
 
 from elasticrl.certificate.make import make
 from elasticrl.ppo import estimate
+from elasticrl.runtime.audit import drawn
+from elasticrl.runtime.lanes import Deal
 
 
 @pytest.fixture(scope="module")
@@ -237,4 +239,36 @@ def test_a_lane_of_each_update_is_computed_on_two_nodes_and_costs_no_bit(
         gang.until_done()
         assert outcome(gang) == alone
         assert all("audit.lanes: a lane was computed twice" in worker.text for worker in workers.values())
+        assert all("audit.lanes: the samples of a lane were made twice" in worker.text for worker in workers.values())
         assert not any("silent corruption" in worker.text for worker in workers.values())
+
+
+def generates_drawn_lane(rank: int, world: int) -> int:
+    """The first step from 2 on whose samples are looked at where this rank has made them."""
+
+    def owner(step: int) -> int:
+        lane = drawn(SEED, "samples", step, 0, lanes=LANES, rate="1")
+        return next(one for one, mine in enumerate(Deal.contiguous(LANES, world).carried) if lane in mine)
+
+    return next(step for step in range(2, STEPS) if owner(step) == rank)
+
+
+def test_a_node_whose_cache_is_wrong_as_it_generates_is_named_and_nobody_trains_on_its_samples(
+    tmp_path: Path, conf, undisturbed
+) -> None:
+    step = generates_drawn_lane(1, 3)
+    with nodes(tmp_path, {**conf, "audit": {"lanes": "1"}}, program="ppo_ends") as gang:
+        gang.env["PPO_CACHE"] = json.dumps(["n1", step])
+        gang.plan("n0", "n1", "n2")
+        bad = gang.workers["n1"]
+        bad.process.join(120)
+        assert bad.process.exitcode == 1, bad.text[-2000:]
+        assert f"of step {step} came to different results" in bad.text
+        assert "Miscomputed: the samples of lane " in bad.text
+        for node in ("n0", "n2"):
+            assert "that of rank 1 (n1) stands alone" in gang.workers[node].text
+            assert gang.workers[node].process.exitcode is None
+        gang.kill_worker("n1")
+        gang.plan("n0", "n2")
+        gang.until_done()
+        assert outcome(gang) == undisturbed
