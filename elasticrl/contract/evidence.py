@@ -110,6 +110,13 @@ class Sign(StrEnum):
     UNKEPT = "unkept"  # its node's vault has not taken its state
     BAD_ACCESS = "bad_access"
     RAISED = "raised"  # an exception that could be anybody's fault
+    # Likely, and not sure:
+    MISTAKE = "mistake"  # an exception that most often is the program's
+    FAILED = "failed"  # an exception that names no cause, or a traceback that breaks off
+    MISFIT = "misfit"  # one library does not fit another, or the program does not fit it
+    UNSUITED = "unsuited"  # the settings, or the place it runs in, do not suit it
+    OUTSIDE = "outside"  # a server outside of the cluster
+    UNMET = "unmet"  # not all came to a rendezvous in time
     SETTING = "setting"
     VERSIONS = "versions"
     COORDINATOR = "coordinator"

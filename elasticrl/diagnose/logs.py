@@ -17,7 +17,8 @@ from typing import Final
 from elasticrl.base.regular import open_regular
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.diagnose.record import facts
+from elasticrl.diagnose.exceptions import Tracebacks
+from elasticrl.diagnose.record import broken_off, facts
 from elasticrl.diagnose.transport import Ways
 
 #: What is searched for in whole chunks. Each word costs about 0.6 ns a byte, so a text that always stands beside another
@@ -36,7 +37,7 @@ KERNEL_SIEVE: Final = (
 ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
-NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
+NEAR, AFTER = 3, 4  # neighbouring lines that a hit is read with: what a terminal wrapped, the last frame of a traceback
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
 WHOLE = 1 << 17  # bytes at a log's beginning of which each line is looked at, whatever its words: 0.1 s
 CHUNK = 1 << 20  # bytes read from a file at once
@@ -124,10 +125,11 @@ class Parser:
     _time: tuple[str, float, str] | None = None
     _reported: int | None = None  # the rank of torchrun's report's present block
     _root: bool = True  # whether that block is the root cause
+    _traced: Tracebacks = field(default_factory=Tracebacks)
 
     def read(self, data: bytes) -> list[Evidence]:
         """All of a stream at once."""
-        return [*self.feed(data), *self.flush()]
+        return [*self.feed(data), *self.end()]
 
     def feed(self, data: bytes) -> list[Evidence]:
         """What these bytes give. The last few lines wait for those that follow them."""
@@ -159,6 +161,12 @@ class Parser:
         self._past += len(self._left)
         self._left = b""
         return found
+
+    def end(self) -> list[Evidence]:
+        """What is left when nothing more can come: the last lines, and tracebacks without an end."""
+        found = self.flush()
+        known = {"node": self.node, "rank": self.rank, "source": self.source, "line_no": max(self._number - 1, 1)}
+        return found + [replace(broken_off(place), **known) for place in self._traced.broken_off()]  # type: ignore[arg-type]
 
     def skip(self, data: bytes) -> list[Evidence]:
         """Leave these bytes out. What those before them give, whose neighbours do not come."""
@@ -257,9 +265,11 @@ class Parser:
         text = record.text
         time = self._clock(text)
         self._report(text)
+        first = record.parts[0][1]
+        place, ended = self._traced.follow(first.rank if first.rank is not None else first.prefix, text, first.number)
         if not any(line.hit for _, line in record.parts):
             return  # a neighbour, read for its time and its place in a report
-        for position, fact in sorted(facts(text), key=lambda pair: pair[0]):
+        for position, fact in sorted(facts(text, place, ended), key=lambda pair: pair[0]):
             line = record.line_at(position)
             if (
                 fact.kind is Kind.EXIT
@@ -414,7 +424,7 @@ def _read_file(path: Path, parser: Parser) -> Iterator[Evidence]:
     with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         while chunk := stream.read(CHUNK):
             yield from parser.feed(chunk)
-    yield from parser.flush()
+    yield from parser.end()
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

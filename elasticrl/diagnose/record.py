@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
+from elasticrl.diagnose.exceptions import Place, exception_in, sign_of
+from elasticrl.diagnose.rows import Text
+from elasticrl.diagnose.texts import TEXTS
 
 _WORK = re.compile(r"WorkNCCL\(")
 _WORK_FIELDS: Final = {
@@ -54,11 +56,21 @@ _C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG stat
                 "signal dumping", "dump debug info", "enqueued", "worker_count")  # fmt: skip
 
 
-def facts(text: str) -> list[tuple[int, Evidence]]:
-    """All of it, each with its place in the text."""
+def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = None) -> list[tuple[int, Evidence]]:
+    """All of it, each with its place in the text. `place` is the frame of the traceback that it ends, if it ends one, and `ended`
+    an exception of whatever type at that end.
+    """
     found = list(_c10d(text)) if any(word in text for word in _C10D) else []
     found += _table(text)
-    return [*found, *_exceptions(text, known=any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found))]
+    if any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found) or "terminate called" in text:
+        return found
+    match = ended or exception_in(text)
+    return [*found, *([raised] if match and (raised := _raised(match, place)) else [])]
+
+
+def broken_off(place: Place) -> Evidence:
+    """What a traceback without an end tells."""
+    return Evidence(kind=Kind.EXCEPTION, sign=Sign.FAILED, detail=f"a traceback that breaks off in {place.at or place.file}"[:160])
 
 
 def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
@@ -165,18 +177,17 @@ def _fact(row: Text, match: re.Match[str]) -> Evidence:
     return fact
 
 
-def _exceptions(text: str, *, known: bool) -> Iterator[tuple[int, Evidence]]:
-    """A Python exception that no row of the table explains."""
-    if known or ("Error" not in text and "Exception" not in text):
-        return
-    for match in EXCEPTION.finditer(text):
-        name = match["name"].rsplit(".", 1)[-1]
-        if name in SECOND_HAND or "terminate called" in text:
-            continue
-        sign = Sign.PROGRAM if name in PROGRAMS_OWN else Sign.RAISED
-        said = f"{name}: {match['said']}" if match["said"] else name
-        yield match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=said[:160])
-        return
+def _raised(match: re.Match[str], place: Place | None) -> tuple[int, Evidence] | None:
+    """A Python exception that no row of a table explains."""
+    name, said = match["name"].rsplit(".", 1)[-1], match["said"] or ""
+    sign = sign_of(name, said, place)
+    if sign is None:
+        return None
+    if sign is Sign.WAITED:
+        where = f" in {place.at or place.file}" if place else ""
+        return match.start("name"), Evidence(kind=Kind.STACK, sign=sign, detail=f"interrupted by hand{where}"[:160])
+    detail = f"{name}: {said}" if said else name
+    return match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=detail[:160])
 
 
 def _number(expression: re.Pattern[str], text: str) -> int | None:

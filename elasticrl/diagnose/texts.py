@@ -1,38 +1,16 @@
 """The texts that broken jobs print, and what each is a sign of: one row a text, and nothing else.
 
-The one idea: a row is a cheap substring, a regular expression and a sign. The substring lets a line skip the row in
-nanoseconds; the expression has only bounded repetitions, so that no line can make it slow. Rows are tried from the top and
-the first of each family wins, so a precise text stands above a vague one.
+The one idea: rows are tried from the top and the first of each family wins, so a precise text stands above a vague one. Rows
+that were seen stand here; those that programs' sources list (`listed`) come after them.
 
 Long because each row is a text that some broken job has printed (tests/data/corpus), and a table is read best in one piece.
 """
 
 # ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
 
-import re
-from dataclasses import field
-from functools import cached_property
-
-from elasticrl.base.value import dataclass
-from elasticrl.contract.evidence import MISTAKES, Kind, Sign
-
-
-@dataclass(frozen=True)  # no slots: the compiled expression is kept
-class Text:
-    """One text. Named groups: rank, ranks, peer, node, code, seconds; the whole match is the detail if `detail` is ""."""
-
-    needle: str  # must be in the line, else the expression is not tried
-    kind: Kind
-    sign: Sign
-    pattern: str = ""  # "" means that the needle says it all
-    detail: str = ""
-    family: str = field(default="")  # of one family, only the first row that matches a line counts
-
-    @cached_property
-    def expression(self) -> re.Pattern[str]:
-        """Compiled when it is first needed: most runs never see most texts."""
-        return re.compile(self.pattern or re.escape(self.needle))
-
+from elasticrl.contract.evidence import Kind, Sign
+from elasticrl.diagnose.listed import LISTED
+from elasticrl.diagnose.rows import Text
 
 _K, _S = Kind, Sign
 _HARD_XIDS = (
@@ -734,24 +712,4 @@ ENDS: tuple[Text, ...] = (
     Text("soft lockup", _K.KERNEL, _S.HOST_STUCK, r"soft lockup - CPU#\d{1,4} stuck", detail="kernel soft lockup"),
 )  # fmt: skip
 
-TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS
-
-#: An exception's last line, as Python prints it.
-EXCEPTION = re.compile(
-    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.{0,300})|\s*$)"
-)
-
-#: Exceptions that only the program itself can cause.
-PROGRAMS_OWN = MISTAKES | {
-    "ImportError", "ModuleNotFoundError", "FileNotFoundError", "UnicodeDecodeError", "JSONDecodeError", "UnpicklingError",
-    "NotADirectoryError", "FloatingPointError", "FileExistsError", "IsADirectoryError", "DatasetGenerationError", "PermissionError",
-}  # fmt: skip
-
-#: Exceptions that say nothing of who is at fault: torn-down peers, agents that report, people who pressed ^C.
-SECOND_HAND = frozenset({
-    "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ChildFailedError", "SignalException",
-    "KeyboardInterrupt", "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionAbortedError", "CancelledError",
-    "RayTaskError", "RayActorError", "ActorDiedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
-    "RendezvousConnectionError", "RendezvousTimeoutError", "TimeoutError", "TimeoutExpired", "OutOfMemoryError", "MemoryError",
-    "StopIteration", "DistributedError",
-})  # fmt: skip
+TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS + LISTED

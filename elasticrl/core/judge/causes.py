@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from elasticrl.contract.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.contract.verdict import Confidence, Fault, Verdict, rank_names
 from elasticrl.core.judge.case import Case, after, earliest, witnessed
-from elasticrl.core.judge.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS
+from elasticrl.core.judge.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, VAGUE
 
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
 TOGETHER_S = 2.0  # nodes that go within this went for one reason: a rack's power, a switch
@@ -41,9 +41,10 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
         first = earliest(deeper)
         said = [fact for fact in deeper if fact.kind is not Kind.EXIT and fact.rank in {None, first.rank}]
         first = earliest(said) if said and first.kind is Kind.EXIT else first
-    elif first.sign in {Sign.RAISED, Sign.ABSENT}:
+    elif first.sign in VAGUE | {Sign.ABSENT}:
         # It does not know; let everything speak that does.
-        known = [fact for fact in causes if fact.sign is not first.sign]
+        known = [fact for fact in causes if fact.sign not in {first.sign, *VAGUE}]
+        known = known or [fact for fact in causes if fact.sign is not first.sign and fact.sign is not Sign.RAISED]
         if known:
             first = earliest(known)
         elif (

@@ -1,0 +1,156 @@
+"""Exceptions and tracebacks of Python programs, where no row of a table knows the text. Pure.
+
+The one idea: an exception that nothing else explains is most often the program's, and how sure that is depends on its type and
+on where the traceback ends: in somebody's own file, in a library that was called, or in a wait for others.
+"""
+
+import re
+from typing import Final
+
+from elasticrl.base.value import dataclass
+from elasticrl.contract.evidence import Sign
+
+#: An exception's last line, as Python prints it.
+EXCEPTION: Final = re.compile(
+    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.{0,300})|\s*$)"
+)
+#: The same of any type, which is looked for only right after a frame of a traceback.
+_ANY: Final = re.compile(
+    r"^(?:\[rank\d{1,6}\]: ?)?(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}(?:[A-Z][a-z]\w{0,60}|\w{1,40}Error))(?:: (?P<said>.{0,300})|\s{0,8}$)"
+)
+_FRAME: Final = (
+    re.compile(r'File ["“](?P<file>[^"”\n]{1,300})["”], line \d{1,7}(?:, in (?P<at>\S{1,80}))?'),
+    re.compile(r"^[│| ]{0,4}(?P<file>[/~.][\w./~@+-]{1,200}\.py):\d{1,6} in (?P<at>[\w<>]{1,80})"),
+    re.compile(r"File (?P<file>[\w/~.@+-]{1,200}\.py):\d{1,6}, in (?P<at>[\w.<>]{1,80})"),
+)
+_BEGIN: Final = "Traceback (most recent call last)"
+
+#: What only a mistake of the program or its data brings about.
+_PLAIN: Final = frozenset({
+    "ValueError", "KeyError", "TypeError", "IndexError", "NameError", "SyntaxError", "ZeroDivisionError", "UnboundLocalError",
+    "RecursionError", "ValidationError", "ConfigAttributeError", "ConfigKeyError", "IndentationError", "FileNotFoundError",
+    "UnicodeDecodeError", "JSONDecodeError", "NotADirectoryError", "FloatingPointError", "IsADirectoryError",
+    "DatasetGenerationError", "UnpicklingError", "OverflowError",
+})  # fmt: skip
+#: What most often is one, and may be a setting, or a library of another version.
+_LIKELY: Final = frozenset({"AssertionError", "PermissionError", "FileExistsError", "CompilationError"})
+#: What a library of another version brings about as well as the program.
+_VERSIONED: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "NotImplementedError"})
+#: Exceptions that say nothing of who is at fault: torn-down peers, agents that report.
+_SECOND_HAND: Final = frozenset({
+    "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ChildFailedError", "SignalException",
+    "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionAbortedError", "CancelledError",
+    "RayTaskError", "RayActorError", "ActorDiedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
+    "RendezvousConnectionError", "RendezvousTimeoutError", "TimeoutError", "TimeoutExpired", "OutOfMemoryError", "MemoryError",
+    "StopIteration", "DistributedError", "SystemExit", "StopAsyncIteration", "GeneratorExit", "EngineDeadError", "EngineGenerateError",
+    "TrainingFailedError", "TuneError", "WorkerGroupError", "MultiprocessingError", "Warning", "UserWarning",
+})  # fmt: skip
+#: Words that speak of peers, of other processes, or of a message above: whoever says them may only pass them on.
+_OTHERS: Final = re.compile(
+    r"NCCL|nccl|gloo|Gloo|HCCL|Hccl|[Ss]tore|rendezvous|[Cc]onnection|[Ss]ocket|peer|[Tt]imed ?out|[Tt]imeout|monitoredBarrier|"
+    r"[Cc]ommunicator|[Rr]oot cause|[Bb]ackground process|[Ss]ubprocess|child process|exit ?code|[Ww]orker.{0,40}(?:died|killed|exit|fail)|"
+    r"killed by|core proc|see (?:the )?(?:above|stack|log)|previous error|CUDA error|CUDA driver|cudaError|HIP error|cuDNN error|"
+    r"server is|unavailable|unreachable|actor"
+)
+#: Files whose frames only pass an exception on, or wait for somebody: a traceback that breaks off there tells nothing.
+_PASSES_ON: Final = re.compile(
+    r"torch[/\\]distributed[/\\](?:run|launch|launcher|elastic|c10d_logger|distributed_c10d|rendezvous|device_mesh|rpc|constants)\b|"
+    r"multiprocessing[/\\]|accelerate[/\\]commands|deepspeed[/\\](?:launcher|comm)|concurrent[/\\]futures|(?:subprocess|runpy|threading|"
+    r"contextlib|selectors|socket|ssl|queue|signal|traceback|logging)\.py|asyncio|<(?!module)|torchrun|ray[/\\](?:_private|_raylet)|"
+    r"_raylet\.pyx|horovod|importlib|[/\\]bin[/\\]|wandb|vllm[/\\]v1[/\\]engine[/\\]|multiproc_executor|accelerate[/\\]state|hydra[/\\]|"
+    r"[/\\](?:click|fire|typer)[/\\]|single_controller"
+)
+_WAITS: Final = re.compile(
+    r"\b(?:init_process_group|barrier|all_?reduce|all_?gather\w{0,12}|reduce_scatter\w{0,12}|broadcast\w{0,12}|ray\.get|wait|recv|join|"
+    r"\w{0,10}launch\w{0,12}|spawn|run_busy_loop|call_method|main|_?run|execute_method)\("
+)
+_LIBRARY: Final = re.compile(r"(?:site|dist)-packages[/\\]")
+_OF_A_VALUE: Final = re.compile(r"'(?:NoneType|dict|list|str|int|float|tuple|set|bool|function|bytes|Namespace|generator)' object has no attr")
+_DEEP: Final = 400  # speakers whose tracebacks are followed at once
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a traceback is.
+
+    Example: Place(file="/job/train.py", at="main", code="loss = step(batch)")
+    """
+
+    file: str
+    at: str
+    code: str = ""
+
+    @property
+    def library(self) -> bool:
+        """Whether that is code of an installed package."""
+        return _LIBRARY.search(self.file) is not None
+
+    @property
+    def telling(self) -> bool:
+        """Whether a traceback that breaks off here shows that the program itself failed."""
+        return not _PASSES_ON.search(self.file) and not _WAITS.search(self.code)
+
+
+class Tracebacks:
+    """The tracebacks of one stream of lines, by who speaks: the last frame of each that has not met its exception yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, tuple[Place, int]] = {}
+
+    def follow(self, who: object, text: str, number: int) -> tuple[Place | None, re.Match[str] | None]:
+        """Read a record. The place of the traceback that it goes on with, and an exception of whatever type that ends it."""
+        if "File" in text or ".py" in text:
+            found = [match for expression in _FRAME for match in expression.finditer(text)]
+            if found:
+                match = found[-1]
+                if len(self._open) < _DEEP or who in self._open:
+                    code = text[match.end() :].strip()[:200]
+                    self._open[who] = Place(match["file"], match["at"] or "", code), number
+                return None, None
+        place, last = self._open.get(who, (None, 0))
+        if place is None:
+            return None, None
+        if ended := _ANY.match(text) if number - last <= 4 else None:
+            del self._open[who]
+            return place, ended
+        if EXCEPTION.search(text) and not text.startswith(("    ", "\t")):
+            self._open.pop(who)
+            return place, None
+        if not place.code and text.strip(" ^~│|"):
+            self._open[who] = Place(place.file, place.at, text.strip()[:200]), number
+        elif not text.strip(" ^~│|"):
+            self._open[who] = place, number
+        return place, None
+
+    def broken_off(self) -> list[Place]:
+        """Those that have met no exception, where they tell something."""
+        places = [place for place, _ in self._open.values() if place.telling]
+        self._open.clear()
+        return places
+
+
+def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
+    """What an exception that no text explains speaks for; None: for nothing."""
+    name = name.rsplit(".", 1)[-1]
+    if name == "KeyboardInterrupt":
+        return Sign.WAITED
+    if name in _SECOND_HAND or name.endswith("Warning"):
+        return None
+    library = place is not None and place.library
+    if name in _VERSIONED:
+        return Sign.MISFIT if library and not _OF_A_VALUE.search(said) else Sign.MISTAKE
+    if name in _PLAIN:
+        return Sign.MISTAKE if library and _OTHERS.search(said) else Sign.PROGRAM
+    if name in _LIKELY:
+        return Sign.MISTAKE
+    return Sign.RAISED if _OTHERS.search(said) or _OTHERS.search(name) else Sign.FAILED
+
+
+def exception_in(text: str) -> re.Match[str] | None:
+    """The first exception in a record that may have an opinion of its own."""
+    if "Error" not in text and "Exception" not in text and "Interrupt" not in text:
+        return None
+    for match in EXCEPTION.finditer(text):
+        if match["name"].rsplit(".", 1)[-1] not in _SECOND_HAND:
+            return match
+    return None
