@@ -112,7 +112,8 @@ class Sign(StrEnum):
     RAISED = "raised"  # an exception that could be anybody's fault
     # Likely, and not sure:
     MISTAKE = "mistake"  # an exception that most often is the program's
-    FAILED = "failed"  # an exception that names no cause, or a traceback that breaks off
+    FAILED = "failed"  # an exception that names no cause
+    CUT_OFF = "cut_off"  # a traceback that breaks off before it says what was raised
     MISFIT = "misfit"  # one library does not fit another, or the program does not fit it
     UNSUITED = "unsuited"  # the settings, or the place it runs in, do not suit it
     OUTSIDE = "outside"  # a server outside of the cluster

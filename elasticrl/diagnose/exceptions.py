@@ -19,7 +19,7 @@ _ANY: Final = re.compile(
     r"^(?:\[rank\d{1,6}\]: ?)?(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}(?:[A-Z][a-z]\w{0,60}|\w{1,40}Error))(?:: (?P<said>.{0,300})|\s{0,8}$)"
 )
 _FRAME: Final = (
-    re.compile(r'File ["“](?P<file>[^"”\n]{1,300})["”], line \d{1,7}(?:, in (?P<at>\S{1,80}))?'),
+    re.compile(r'File ["“](?P<file>[^"”\n]{1,300})["”], line \d{1,7}(?! in )(?:, in (?P<at>\S{1,80}))?'),
     re.compile(r"^[│| ]{0,4}(?P<file>[/~.][\w./~@+-]{1,200}\.py):\d{1,6} in (?P<at>[\w<>]{1,80})"),
     re.compile(r"File (?P<file>[\w/~.@+-]{1,200}\.py):\d{1,6}, in (?P<at>[\w.<>]{1,80})"),
 )
@@ -61,9 +61,16 @@ _PASSES_ON: Final = re.compile(
     r"[/\\](?:click|fire|typer)[/\\]|single_controller"
 )
 _WAITS: Final = re.compile(
-    r"\b(?:init_process_group|barrier|all_?reduce|all_?gather\w{0,12}|reduce_scatter\w{0,12}|broadcast\w{0,12}|ray\.get|wait|recv|join|"
+    r"process_group|model_parallel|distributed|DistributedDataParallel|_verify_param|communicat|connect|synchron|"
+    r"\b(?:barrier|all_?reduce|all_?gather\w{0,12}|reduce_scatter\w{0,12}|broadcast\w{0,12}|ray\.get|wait|recv|join|"
     r"\w{0,10}launch\w{0,12}|spawn|run_busy_loop|call_method|main|_?run|execute_method)\("
 )
+#: Files and functions in which a process stands that waits for another one of its machine.
+_STANDS: Final = re.compile(r"(?:queues?|connection|selectors|threading|synchronize|popen_fork|dataloader)\.py$")
+_STILL: Final = frozenset({
+    "get", "poll", "_poll", "recv", "recv_bytes", "_recv", "_recv_bytes", "wait", "select", "acquire", "join", "_try_get_data",
+    "_next_data", "_get_data", "_get_batch", "_wait_for_tstate_lock",
+})  # fmt: skip
 _LIBRARY: Final = re.compile(r"(?:site|dist)-packages[/\\]")
 _OF_A_VALUE: Final = re.compile(r"'(?:NoneType|dict|list|str|int|float|tuple|set|bool|function|bytes|Namespace|generator)' object has no attr")
 _DEEP: Final = 400  # speakers whose tracebacks are followed at once
@@ -86,9 +93,14 @@ class Place:
         return _LIBRARY.search(self.file) is not None
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for another process here: somebody interrupted it."""
+        return self.at in _STILL and _STANDS.search(self.file) is not None
+
+    @property
     def telling(self) -> bool:
-        """Whether a traceback that breaks off here shows that the program itself failed."""
-        return not _PASSES_ON.search(self.file) and not _WAITS.search(self.code)
+        """Whether a traceback that breaks off here tells anything."""
+        return self.waits or not (_PASSES_ON.search(self.file) or _WAITS.search(self.code) or _WAITS.search(self.at))
 
 
 class Tracebacks:

@@ -70,7 +70,10 @@ def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = N
 
 def broken_off(place: Place) -> Evidence:
     """What a traceback without an end tells."""
-    return Evidence(kind=Kind.EXCEPTION, sign=Sign.FAILED, detail=f"a traceback that breaks off in {place.at or place.file}"[:160])
+    where = place.at or place.file
+    if place.waits:
+        return Evidence(kind=Kind.STACK, sign=Sign.WAITED, detail=f"in {where}"[:160])
+    return Evidence(kind=Kind.EXCEPTION, sign=Sign.CUT_OFF, detail=f"a traceback that breaks off in {where}"[:160])
 
 
 def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:

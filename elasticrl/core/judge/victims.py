@@ -114,3 +114,18 @@ def starved(case: Case) -> Verdict | None:
         against=("all ranks are in the same collective (then it is network or fabric)",
                  "the ranks are in different collectives (then it is desync)"),
     )  # fmt: skip
+
+
+def cut_off(case: Case) -> Verdict | None:
+    """Nothing but a traceback without its last line: what raised is not known, and most often it is the program."""
+    cut = [fact for fact in case.evidence if fact.sign is Sign.CUT_OFF]
+    if not cut:
+        return None
+    ranks = tuple(sorted({fact.rank for fact in cut if fact.rank is not None}))
+    who = rank_names(ranks) or "one rank"
+    return Verdict(
+        fault=Fault.USER_ERROR, confidence=Confidence.LOW, because=tuple(cut[:4]),
+        cause=f"{who} raised something that the log does not show ({cut[0].detail}): most likely an exception of the program's own",
+        remedy="Read the end of that traceback: the log breaks off before it.",
+        against=("the end of the traceback names something else",),
+    )  # fmt: skip
