@@ -27,15 +27,16 @@ _BEGIN: Final = "Traceback (most recent call last)"
 
 #: What only a mistake of the program or its data brings about.
 _PLAIN: Final = frozenset({
-    "ValueError", "KeyError", "TypeError", "IndexError", "NameError", "SyntaxError", "ZeroDivisionError", "UnboundLocalError",
-    "RecursionError", "ValidationError", "ConfigAttributeError", "ConfigKeyError", "IndentationError", "FileNotFoundError",
-    "UnicodeDecodeError", "JSONDecodeError", "NotADirectoryError", "FloatingPointError", "IsADirectoryError",
-    "DatasetGenerationError", "UnpicklingError", "OverflowError",
+    "KeyError", "IndexError", "NameError", "SyntaxError", "ZeroDivisionError", "UnboundLocalError", "RecursionError",
+    "ValidationError", "ConfigAttributeError", "ConfigKeyError", "IndentationError", "UnicodeDecodeError", "JSONDecodeError",
+    "NotADirectoryError", "FloatingPointError", "IsADirectoryError", "DatasetGenerationError", "UnpicklingError", "TypeError",
 })  # fmt: skip
 #: What most often is one, and may be a setting, or a library of another version.
-_LIKELY: Final = frozenset({"AssertionError", "PermissionError", "FileExistsError", "CompilationError"})
+_LIKELY: Final = frozenset({
+    "AssertionError", "ValueError", "PermissionError", "FileExistsError", "FileNotFoundError", "CompilationError", "OverflowError",
+})  # fmt: skip
 #: What a library of another version brings about as well as the program.
-_VERSIONED: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "NotImplementedError"})
+_VERSIONED: Final = frozenset({"ModuleNotFoundError", "AttributeError", "NotImplementedError"})
 #: Exceptions that say nothing of who is at fault: torn-down peers, agents that report.
 _SECOND_HAND: Final = frozenset({
     "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ChildFailedError", "SignalException",
@@ -60,6 +61,7 @@ _PASSES_ON: Final = re.compile(
     r"_raylet\.pyx|horovod|importlib|[/\\]bin[/\\]|wandb|vllm[/\\]v1[/\\]engine[/\\]|multiproc_executor|accelerate[/\\]state|hydra[/\\]|"
     r"[/\\](?:click|fire|typer)[/\\]|single_controller"
 )
+_IMPORTS: Final = re.compile(r"<frozen importlib|importlib[/\\]__init__\.py")
 _WAITS: Final = re.compile(
     r"process_group|model_parallel|distributed|DistributedDataParallel|_verify_param|communicat|connect|synchron|"
     r"\b(?:barrier|all_?reduce|all_?gather\w{0,12}|reduce_scatter\w{0,12}|broadcast\w{0,12}|ray\.get|wait|recv|join|"
@@ -113,6 +115,9 @@ class Tracebacks:
         """Read a record. The place of the traceback that it goes on with, and an exception of whatever type that ends it."""
         if "File" in text or ".py" in text:
             found = [match for expression in _FRAME for match in expression.finditer(text)]
+            if found and _IMPORTS.search(found[-1]["file"]) and who in self._open:
+                self._open[who] = self._open[who][0], number  # what it imports failed, and it says who does
+                return None, None
             if found:
                 match = found[-1]
                 if len(self._open) < _DEEP or who in self._open:
@@ -149,6 +154,8 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _SECOND_HAND or name.endswith("Warning"):
         return None
     library = place is not None and place.library
+    if name == "ImportError":
+        return Sign.MISFIT
     if name in _VERSIONED:
         return Sign.MISFIT if library and not _OF_A_VALUE.search(said) else Sign.MISTAKE
     if name in _PLAIN:

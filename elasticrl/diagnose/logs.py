@@ -19,6 +19,7 @@ from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.diagnose.exceptions import Tracebacks
 from elasticrl.diagnose.record import broken_off, facts
+from elasticrl.diagnose.roll import Roll
 from elasticrl.diagnose.transport import Ways
 
 #: What is searched for in whole chunks. Each word costs about 0.6 ns a byte, so a text that always stands beside another
@@ -55,6 +56,7 @@ _RAY = re.compile(r"\((?:raylet|\w{1,60} pid=\d{1,9})(?:, ip=(?P<ip>[\w.:]{1,45}
 _SRUN = re.compile(r"\s{0,8}(?:\[?(?P<task>\d{1,5})\]?: |\[default(?P<default>\d{1,5})\]:)")
 _SPEAKS = re.compile(rb"^\[(?:rank|default)(\d{1,6})\]:", re.MULTILINE)
 EARLY = 5_000  # lines, in which whoever writes to this log is expected to have spoken, whatever it said
+_RETURNED = re.compile(rb"\.(?:cc|h):\d{1,5} -> [1-9]")  # how NCCL tells where a call of its own failed
 _RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:?")
 _RANK_SAID = re.compile(r"\[[^\[\]]{0,120}?\bRank (\d{1,6})\]")
 _NODE = re.compile(r"(?:^|\s)([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,3}\]")
@@ -126,6 +128,7 @@ class Parser:
     _reported: int | None = None  # the rank of torchrun's report's present block
     _root: bool = True  # whether that block is the root cause
     _traced: Tracebacks = field(default_factory=Tracebacks)
+    _roll: Roll = field(default_factory=Roll)
 
     def read(self, data: bytes) -> list[Evidence]:
         """All of a stream at once."""
@@ -163,10 +166,11 @@ class Parser:
         return found
 
     def end(self) -> list[Evidence]:
-        """What is left when nothing more can come: the last lines, and tracebacks without an end."""
+        """What is left when nothing more can come: the last lines, tracebacks without an end, a roll that was not completed."""
         found = self.flush()
         known = {"node": self.node, "rank": self.rank, "source": self.source, "line_no": max(self._number - 1, 1)}
-        return found + [replace(broken_off(place), **known) for place in self._traced.broken_off()]  # type: ignore[arg-type]
+        left = [*map(broken_off, self._traced.broken_off()), *([roll] if (roll := self._roll.fact()) else [])]
+        return found + [replace(fact, **known) for fact in left]  # type: ignore[arg-type]
 
     def skip(self, data: bytes) -> list[Evidence]:
         """Leave these bytes out. What those before them give, whose neighbours do not come."""
@@ -258,7 +262,9 @@ class Parser:
             rank=rank,
             node=node,
             prefix=prefix,
-            hit=b"NCCL INFO" not in raw or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS)),
+            hit=b"NCCL INFO" not in raw
+            or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS))
+            or _RETURNED.search(raw) is not None,
         )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:
@@ -266,6 +272,7 @@ class Parser:
         time = self._clock(text)
         self._report(text)
         first = record.parts[0][1]
+        self._roll.read(text)
         place, ended = self._traced.follow(first.rank if first.rank is not None else first.prefix, text, first.number)
         if not any(line.hit for _, line in record.parts):
             return  # a neighbour, read for its time and its place in a report

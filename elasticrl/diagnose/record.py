@@ -147,17 +147,26 @@ def _group(before: str) -> str | None:
     return f"{unique}({name})" if name else unique
 
 
+#: Libraries that carry messages. They use the system's words for errors too, and then mean a link and no disk, a limit and no
+#: memory that is full.
+_CARRIERS: Final = re.compile(r"NET/|NCCL WARN|libfabric|UCX|\bucp_|\buct_|\bibv_|\bfi_\w|ORTE|OPAL|PMIX|mlx\d|gloo/|rdma_")
+
+
 def _table(text: str) -> Iterator[tuple[int, Evidence]]:
     seen: set[tuple[str, int]] = set()
+    carried = _CARRIERS.search(text) is not None
     for row in TEXTS:
-        if row.needle not in text:
+        if row.needle not in text or (carried and row.kind is Kind.DISK):
             continue
         for match in row.expression.finditer(text):
             # Glued lines: the same family counts again further on, in another message.
             if row.family and any(family == row.family and abs(match.start() - at) < 200 for family, at in seen):
                 continue
             seen.add((row.family, match.start()))
-            yield match.start(), _fact(row, match)
+            fact = _fact(row, match)
+            if carried and fact.sign is Sign.HOST_MEMORY:
+                fact = replace(fact, sign=Sign.UNSUITED, detail="locked memory (ulimit -l), or memory")
+            yield match.start(), fact
 
 
 def _fact(row: Text, match: re.Match[str]) -> Evidence:

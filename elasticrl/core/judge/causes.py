@@ -102,6 +102,8 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         f.sign is not first.sign and MEANINGS[f.sign].depth == 0 and not after(f, first, NEAR_S) for f in case.causes
     ):
         confidence = min(confidence, Confidence.MEDIUM, key=list(Confidence).index)
+    if not witnessed(first) and _doubtful(case, first):
+        confidence = Confidence.LOW
     return Verdict(
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,
         confidence=confidence,
@@ -112,6 +114,19 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         ),
         against=(meaning.contradicted_by, *doubts),
     )  # fmt: skip
+
+
+def _doubtful(case: Case, first: Evidence) -> bool:
+    """Whether a log claims a cause of another class beside it, which is as deep and as sure."""
+    meaning = MEANINGS[first.sign]
+    return any(
+        (other := MEANINGS[fact.sign]).fault is not meaning.fault
+        and other.depth <= meaning.depth
+        and other.confidence is not Confidence.LOW
+        and not witnessed(fact)
+        and not after(fact, first, NEAR_S)
+        for fact in case.causes
+    )
 
 
 def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -122,6 +122,11 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Compare the setting that the line names with the number of nodes and GPUs, and with the job's limits.",
         "the same settings work on the same nodes", depth=1, soft=True,
     ),
+    Sign.CRAMPED: Meaning(
+        Fault.OOM_GPU, _LOW, "could not start a library on its GPU, most often for lack of memory",
+        "Look how much of the GPU's memory is used, and by whom; then compare the library's version with the driver.",
+        "memory was free: then the library does not fit the driver", depth=1, soft=True,
+    ),
     Sign.OUTSIDE: Meaning(
         Fault.NETWORK, _LOW, "could not use a server outside of the cluster",
         "Check proxy, firewall and name resolution from that node, and whether the server is up; use local copies of models and "
@@ -337,7 +342,7 @@ WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
 #: Signs that say too little to speak beside others.
-VAGUE = frozenset({Sign.RAISED, Sign.FAILED, Sign.UNSUITED})
+VAGUE = frozenset({Sign.RAISED, Sign.FAILED, Sign.UNSUITED, Sign.CRAMPED})
 _ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.MISTAKE, Sign.FAILED, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 _STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
 #: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
