@@ -12,18 +12,19 @@ from elasticrl.contract.evidence import Sign
 
 #: An exception's last line, as Python prints it.
 EXCEPTION: Final = re.compile(
-    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.{0,300})|\s*$)"
+    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))"
+    r"(?:: ?(?P<said>.{0,300})|\s*$)"
 )
 #: The same of any type, which is looked for only right after a frame of a traceback.
 _ANY: Final = re.compile(
-    r"^(?:\[rank\d{1,6}\]: ?)?(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}(?:[A-Z][a-z]\w{0,60}|\w{1,40}Error))(?:: (?P<said>.{0,300})|\s{0,8}$)"
+    r"^(?:\[rank\d{1,6}\]: ?)?(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}(?:[A-Z][a-z]\w{0,60}|\w{1,40}Error))"
+    r"(?:: (?P<said>.{0,300})|\s{0,8}$)"
 )
 _FRAME: Final = (
     re.compile(r'File ["“](?P<file>[^"”\n]{1,300})["”], line \d{1,7}(?! in )(?:, in (?P<at>\S{1,80}))?'),
     re.compile(r"^[│| ]{0,4}(?P<file>[/~.][\w./~@+-]{1,200}\.py):\d{1,6} in (?P<at>[\w<>]{1,80})"),
     re.compile(r"File (?P<file>[\w/~.@+-]{1,200}\.py):\d{1,6}, in (?P<at>[\w.<>]{1,80})"),
 )
-_BEGIN: Final = "Traceback (most recent call last)"
 
 #: What only a mistake of the program or its data brings about.
 _PLAIN: Final = frozenset({
@@ -33,7 +34,8 @@ _PLAIN: Final = frozenset({
 })  # fmt: skip
 #: What most often is one, and may be a setting, or a library of another version.
 _LIKELY: Final = frozenset({
-    "AssertionError", "ValueError", "PermissionError", "FileExistsError", "FileNotFoundError", "CompilationError", "OverflowError",
+    "AssertionError", "ValueError", "PermissionError", "FileExistsError", "FileNotFoundError", "CompilationError",
+    "OverflowError",
 })  # fmt: skip
 #: What a library of another version brings about as well as the program.
 _VERSIONED: Final = frozenset({"ModuleNotFoundError", "AttributeError", "NotImplementedError"})
@@ -43,15 +45,38 @@ _SECOND_HAND: Final = frozenset({
     "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionAbortedError", "CancelledError",
     "RayTaskError", "RayActorError", "ActorDiedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
     "RendezvousConnectionError", "RendezvousTimeoutError", "TimeoutError", "TimeoutExpired", "OutOfMemoryError", "MemoryError",
-    "StopIteration", "DistributedError", "SystemExit", "StopAsyncIteration", "GeneratorExit", "EngineDeadError", "EngineGenerateError",
-    "TrainingFailedError", "TuneError", "WorkerGroupError", "MultiprocessingError", "Warning", "UserWarning",
+    "StopIteration", "DistributedError", "SystemExit", "StopAsyncIteration", "GeneratorExit", "EngineDeadError",
+    "EngineGenerateError", "TrainingFailedError", "TuneError", "WorkerGroupError", "MultiprocessingError", "Warning",
 })  # fmt: skip
-#: Words that speak of peers, of other processes, or of a message above: whoever says them may only pass them on.
+#: Words with which a message passes on what somebody else said.
+_PASSED_ON: Final = re.compile(
+    r"CUDA error|CUDA driver|cudaError|HIP error|cuDNN error|[Rr]oot cause|[Bb]ackground process|previous error|core proc|"
+    r"see (?:the )?(?:above|stack|log)"
+)
+_DIED: Final = re.compile(
+    r"(?:[Ww]orker|[Pp]rocess|[Aa]ctor|[Nn]ode|[Ss]erver).{0,60}(?:died|dead|killed|exited|crashed|terminated|disconnected)"
+)
+_VERSION: Final = re.compile(
+    r"\b[Vv]ersions? (?:of|is|must|mismatch|\d)|[Uu]pgrade|[Dd]owngrade|[Ii]ncompatib|[Pp]lease (?:re)?install|pip install|"
+    r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)"
+)
+_PLACE: Final = re.compile(
+    r"\bport\b|environment variable|MASTER_|VISIBLE_DEVICES|host ?(?:name|file)|ulimit|[Pp]ermission"
+)
+#: What the words of an exception of no telling type speak for, if they speak of anything; the first that fits counts.
+_GUESSES: Final = (
+    (_PASSED_ON, Sign.RAISED),
+    (re.compile(r"[Rr]endezvous|[Cc]oordinat|\b(?:TCP|KV)?[Ss]tore\b"), Sign.UNMET),
+    (re.compile(r"[Tt]imed ?out|[Tt]imeout"), Sign.WAITED),
+    (_DIED, Sign.PEER_GONE),
+    (re.compile(r"[Cc]onnection|[Ss]ocket|[Uu]nreachable|[Nn]etwork|getaddrinfo"), Sign.CALL_FAILED),
+    (_VERSION, Sign.MISFIT),
+    (_PLACE, Sign.UNSUITED),
+)
+#: Words of collectives and of other processes: who says them may be anybody's victim.
 _OTHERS: Final = re.compile(
-    r"NCCL|nccl|gloo|Gloo|HCCL|Hccl|[Ss]tore|rendezvous|[Cc]onnection|[Ss]ocket|peer|[Tt]imed ?out|[Tt]imeout|monitoredBarrier|"
-    r"[Cc]ommunicator|[Rr]oot cause|[Bb]ackground process|[Ss]ubprocess|child process|exit ?code|[Ww]orker.{0,40}(?:died|killed|exit|fail)|"
-    r"killed by|core proc|see (?:the )?(?:above|stack|log)|previous error|CUDA error|CUDA driver|cudaError|HIP error|cuDNN error|"
-    r"server is|unavailable|unreachable|actor"
+    r"NCCL|nccl|[Gg]loo|H(?:CCL|ccl)|peer|monitoredBarrier|[Cc]ommunicator|[Ss]ubprocess|child process|exit ?code|"
+    r"[Ww]orker.{0,40}fail|killed by|server is|unavailable|actor"
 )
 #: Files whose frames only pass an exception on, or wait for somebody: a traceback that breaks off there tells nothing.
 _PASSES_ON: Final = re.compile(
@@ -74,7 +99,9 @@ _STILL: Final = frozenset({
     "_next_data", "_get_data", "_get_batch", "_wait_for_tstate_lock",
 })  # fmt: skip
 _LIBRARY: Final = re.compile(r"(?:site|dist)-packages[/\\]")
-_OF_A_VALUE: Final = re.compile(r"'(?:NoneType|dict|list|str|int|float|tuple|set|bool|function|bytes|Namespace|generator)' object has no attr")
+_OF_A_VALUE: Final = re.compile(
+    r"'(?:NoneType|dict|list|str|int|float|tuple|set|bool|function|bytes|Namespace|generator)' object has no attr"
+)
 _DEEP: Final = 400  # speakers whose tracebacks are followed at once
 
 
@@ -161,7 +188,10 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _PLAIN:
         return Sign.MISTAKE if library and _OTHERS.search(said) else Sign.PROGRAM
     if name in _LIKELY:
-        return Sign.MISTAKE
+        return Sign.MISFIT if _VERSION.search(said) else Sign.MISTAKE
+    for expression, sign in _GUESSES:
+        if expression.search(said) or expression.search(name):
+            return sign
     return Sign.RAISED if _OTHERS.search(said) or _OTHERS.search(name) else Sign.FAILED
 
 

@@ -7,7 +7,7 @@ sure, to mean its class has a sign of low confidence (MISFIT, UNSUITED, MISTAKE,
 Long because it is a list, and a list is read best in one piece.
 """
 
-# ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
+# ruff: noqa: E501 -- a row of the table is one line, however long its expression
 
 from elasticrl.contract.evidence import Kind, Sign
 from elasticrl.diagnose.rows import Text
@@ -371,6 +371,8 @@ STORES: tuple[Text, ...] = (
     Text("edis", _K.RENDEZVOUS, _S.COORDINATOR, r"(?:[Uu]nable to connect to|[Cc]ould not connect to|[Cc]onnect(?:ing|ion) to) [Rr]edis.{0,60}(?:fail|refused|timed? ?out|instance|lost)?", detail="Ray's head", family="rdzv"),
     Text("reported by GCS", _K.NODE, _S.NODE_GONE, r"node .{0,80}(?:dead|died).{0,40}reported by GCS", detail="Ray: node dead", family="end"),
     Text("health check failed", _K.NODE, _S.NODE_GONE, r"health check failed due to missing too many heartbeats|[Nn]ode .{0,80}health check failed", detail="Ray: node dead", family="end"),
+    Text("agent failed", _K.RENDEZVOUS, _S.COORDINATOR, r"raylet exited immediately because one Ray agent failed.{0,60}", detail="Ray's node daemon", family="rdzv"),
+    Text("agent", _K.RENDEZVOUS, _S.COORDINATOR, r"[Aa]gent .{0,60}fate.shar\w{1,6}|[Tt]he raylet fate shares with the agent", detail="Ray's node daemon", family="rdzv"),
     Text("RpcError", _K.RENDEZVOUS, _S.STORE_GONE, r"ray\S{0,60}RpcError", detail="Ray's head", family="rdzv"),
     # Slurm.
     Text("layout tasks on given cpus", _K.LIMIT, _S.SETTING, detail="Slurm: binding of tasks", family="slurm"),
@@ -632,6 +634,9 @@ PROGRAMS: tuple[Text, ...] = (
     Text("File exists:", _K.EXCEPTION, _S.MISTAKE, r"'?File exists: \W?\S{1,120}", family="exception"),
     Text("No such file or directory", _K.EXCEPTION, _S.FAILED, r"(?:[Ee]rror|ERROR|FATAL|[Ff]ailed|[Cc]annot|can't)\b.{0,200}No such file or directory", detail="a file that is not there", family="exception"),
     Text("ermission denied", _K.EXCEPTION, _S.UNSUITED, r"(?:[Ee]rror|ERROR|FATAL|[Ff]ailed|[Cc]annot|can't|[Uu]nable)\b.{0,200}[Pp]ermission denied", detail="a permission", family="exception"),
+    Text("another process is utilizing it", _K.TCPSTORE_ERROR, _S.SETTING, detail="the port is in use", family="store"),
+    Text("Check failed:", _K.DISK, _S.DISK_BROKEN, r"Check failed: .{0,60}(?:fwrite|fread|fopen|\bwrite\b).{0,60}", detail="a file that could not be written or read", family="exception"),
+    Text("Check failed:", _K.EXCEPTION, _S.FAILED, r"(?<!F\d{4} )Check failed: .{0,120}", family="exception"),
     Text("Graph break", _K.EXCEPTION, _S.TOLD, family="exception"),
     Text("expected scalar type", _K.EXCEPTION, _S.PROGRAM, r"expected (?:m1 and m2|scalar type) .{0,80}", family="exception"),
     Text("expected input", _K.EXCEPTION, _S.PROGRAM, r"expected input.{0,120}to have \d{1,6} channels.{0,60}", family="exception"),

@@ -57,8 +57,8 @@ _C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG stat
 
 
 def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = None) -> list[tuple[int, Evidence]]:
-    """All of it, each with its place in the text. `place` is the frame of the traceback that it ends, if it ends one, and `ended`
-    an exception of whatever type at that end.
+    """All of it, each with its place in the text. `place` is the last frame of the traceback that it ends, if it ends one, and
+    `ended` an exception of whatever type at that end.
     """
     found = list(_c10d(text)) if any(word in text for word in _C10D) else []
     found += _table(text)
@@ -149,14 +149,35 @@ def _group(before: str) -> str | None:
 
 #: Libraries that carry messages. They use the system's words for errors too, and then mean a link and no disk, a limit and no
 #: memory that is full.
-_CARRIERS: Final = re.compile(r"NET/|NCCL WARN|libfabric|UCX|\bucp_|\buct_|\bibv_|\bfi_\w|ORTE|OPAL|PMIX|mlx\d|gloo/|rdma_")
+_CARRIERS: Final = re.compile(
+    r"NET/|NCCL WARN|libfabric|UCX|\bucp_|\buct_|\bibv_|\bfi_\w|ORTE|OPAL|PMIX|mlx\d|gloo/|rdma_"
+)
+
+
+GRAM: Final = 4  # letters by which rows are found
+SHORT: Final = 1000  # letters up to which that is faster than to look for each row's substring
+_BY_GRAM: Final[dict[str, list[int]]] = {}
+for _index, _row in enumerate(TEXTS):
+    _BY_GRAM.setdefault(_row.needle[:GRAM], []).append(_index)
+_ALWAYS: Final = sorted(index for gram, rows in _BY_GRAM.items() if len(gram) < GRAM for index in rows)
+
+
+def candidates(text: str) -> Iterator[Text]:
+    """The rows whose substring is in the text, in the table's order."""
+    if len(text) > SHORT:
+        yield from (row for row in TEXTS if row.needle in text)
+        return
+    grams = {text[at : at + GRAM] for at in range(len(text) - GRAM + 1)} & _BY_GRAM.keys()
+    for index in sorted({*_ALWAYS, *(index for gram in grams for index in _BY_GRAM[gram])}):
+        if TEXTS[index].needle in text:
+            yield TEXTS[index]
 
 
 def _table(text: str) -> Iterator[tuple[int, Evidence]]:
     seen: set[tuple[str, int]] = set()
     carried = _CARRIERS.search(text) is not None
-    for row in TEXTS:
-        if row.needle not in text or (carried and row.kind is Kind.DISK):
+    for row in candidates(text):
+        if carried and row.kind is Kind.DISK:
             continue
         for match in row.expression.finditer(text):
             # Glued lines: the same family counts again further on, in another message.
@@ -195,10 +216,11 @@ def _raised(match: re.Match[str], place: Place | None) -> tuple[int, Evidence] |
     sign = sign_of(name, said, place)
     if sign is None:
         return None
-    if sign is Sign.WAITED:
-        where = f" in {place.at or place.file}" if place else ""
-        return match.start("name"), Evidence(kind=Kind.STACK, sign=sign, detail=f"interrupted by hand{where}"[:160])
     detail = f"{name}: {said}" if said else name
+    if sign is Sign.WAITED:
+        by_hand = "interrupted by hand" + (f" in {place.at or place.file}" if place else "")
+        detail = by_hand if name == "KeyboardInterrupt" else detail
+        return match.start("name"), Evidence(kind=Kind.STACK, sign=sign, detail=detail[:160])
     return match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=detail[:160])
 
 

@@ -1,4 +1,4 @@
-"""Whether all ranks of a Lightning job came, by the lines with which they report: each names its rank, its place and the number.
+"""Whether all ranks of a Lightning job came, by the lines with which they report: each names its rank and how many there are.
 
 The one idea: such a line is no fault, but a roll that is never called complete, or in which a rank comes twice, is one.
 """

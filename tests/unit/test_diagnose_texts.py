@@ -83,7 +83,7 @@ LINES = [
      Sign.MISMATCH, Fault.DESYNC),
     ("error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes", Sign.MISMATCH, Fault.DESYNC),
     ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.PROGRAM, Fault.USER_ERROR),
-    ("ValueError: mat1 and mat2 do not fit", Sign.PROGRAM, Fault.USER_ERROR),
+    ("ValueError: mat1 and mat2 do not fit", Sign.MISTAKE, Fault.USER_ERROR),
 ]  # fmt: skip
 
 

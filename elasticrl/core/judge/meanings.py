@@ -129,8 +129,8 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.OUTSIDE: Meaning(
         Fault.NETWORK, _LOW, "could not use a server outside of the cluster",
-        "Check proxy, firewall and name resolution from that node, and whether the server is up; use local copies of models and "
-        "data.",
+        "Check proxy, firewall and name resolution from that node, and whether the server is up; use local copies of models "
+        "and data.",
         "the server refuses what was asked of it: then it is the program, or its credentials", soft=True,
     ),
     Sign.UNJOINED: Meaning(
@@ -343,7 +343,9 @@ WATCHDOGS = frozenset({
 })  # fmt: skip
 #: Signs that say too little to speak beside others.
 VAGUE = frozenset({Sign.RAISED, Sign.FAILED, Sign.UNSUITED, Sign.CRAMPED})
-_ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.MISTAKE, Sign.FAILED, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
+_ENDS = frozenset(
+    {Sign.UNKEPT, Sign.PROGRAM, Sign.MISTAKE, Sign.FAILED, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE}
+)
 _STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
 #: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
 EXPLAINS: Mapping[Sign, frozenset[Sign]] = {

@@ -89,12 +89,12 @@ def starved(case: Case) -> Verdict | None:
     if setup and not waited:
         absent = tuple(sorted({rank for fact in setup for rank in fact.ranks} - case.waiting))
         cause = (
-            f"{who} waited for {rank_names(absent) or 'the others'} at the rendezvous of a group and it did not come in time: still "
-            "loading or preparing, never started, or not reachable"
+            f"{who} waited for {rank_names(absent) or 'the others'} at the rendezvous of a group and it did not come in time: "
+            "still loading or preparing, never started, or not reachable"
         )
         remedy = (
-            "See what the absent rank did meanwhile; raise the timeout for long preparation; check the interface (not lo) and the "
-            "port."
+            "See what the absent rank did meanwhile; raise the timeout for long preparation; check the interface (not lo) and "
+            "the port."
         )
         against = ("the absent rank was waiting too (then the network between them is at fault)",)
         fault = Fault.HOST_HANG if absent else Fault.COORDINATOR  # of nobody it is known that it was reached at all
@@ -127,7 +127,8 @@ def cut_off(case: Case) -> Verdict | None:
     who = rank_names(ranks) or "one rank"
     return Verdict(
         fault=Fault.USER_ERROR, confidence=Confidence.LOW, because=tuple(cut[:4]),
-        cause=f"{who} raised something that the log does not show ({cut[0].detail}): most likely an exception of the program's own",
+        cause=f"{who} raised something that the log does not show ({cut[0].detail}): most likely an exception of the program's "
+        "own",
         remedy="Read the end of that traceback: the log breaks off before it.",
         against=("the end of the traceback names something else",),
     )  # fmt: skip
