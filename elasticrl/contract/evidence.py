@@ -28,6 +28,7 @@ class Kind(StrEnum):
     COLLECTIVE_MISMATCH = "collective_mismatch"
     NCCL_WARN = "nccl_warn"
     NCCL_ERROR = "nccl_error"  # what the call returned: ncclRemoteError, DistBackendError
+    CARRIER = "carrier"  # libfabric, UCX: which of link, card and setting it is, they cannot tell
     CUDA_ERROR = "cuda_error"
     XID = "xid"
     KERNEL = "kernel"

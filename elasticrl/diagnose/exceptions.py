@@ -13,7 +13,7 @@ from elasticrl.contract.evidence import Sign
 #: An exception's last line, as Python prints it.
 EXCEPTION: Final = re.compile(
     r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))"
-    r"(?:: ?(?P<said>.{0,300})|\s*$)"
+    r"(?:: ?(?P<said>.{0,300})|(?:\(\))?\s*$)"
 )
 #: The same of any type, which is looked for only right after a frame of a traceback.
 _ANY: Final = re.compile(
@@ -25,6 +25,8 @@ _FRAME: Final = (
     re.compile(r"^[│| ]{0,4}(?P<file>[/~.][\w./~@+-]{1,200}\.py):\d{1,6} in (?P<at>[\w<>]{1,80})"),
     re.compile(r"File (?P<file>[\w/~.@+-]{1,200}\.py):\d{1,6}, in (?P<at>[\w.<>]{1,80})"),
 )
+
+_RAISES: Final = re.compile(r"raise (?P<name>[A-Za-z_][\w.]{1,120})\((?P<said>.{0,200})")
 
 #: What only a mistake of the program or its data brings about.
 _PLAIN: Final = frozenset({
@@ -127,9 +129,18 @@ class Place:
         return self.at in _STILL and _STANDS.search(self.file) is not None
 
     @property
+    def raises(self) -> re.Match[str] | None:
+        """What is raised here, where the code says it."""
+        return _RAISES.match(self.code)
+
+    @property
     def telling(self) -> bool:
         """Whether a traceback that breaks off here tells anything."""
-        return self.waits or not (_PASSES_ON.search(self.file) or _WAITS.search(self.code) or _WAITS.search(self.at))
+        return (
+            self.waits
+            or self.raises is not None
+            or not (_PASSES_ON.search(self.file) or _WAITS.search(self.code) or _WAITS.search(self.at))
+        )
 
 
 class Tracebacks:

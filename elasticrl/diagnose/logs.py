@@ -27,7 +27,7 @@ from elasticrl.diagnose.transport import Ways
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
-    b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:",
+    b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:", b"Interrupt",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
@@ -167,10 +167,11 @@ class Parser:
 
     def end(self) -> list[Evidence]:
         """What is left when nothing more can come: the last lines, tracebacks without an end, a roll that was not completed."""
+        self.whole = self._past + len(self._left)  # the last lines are all looked at, whatever their words
         found = self.flush()
         known = {"node": self.node, "rank": self.rank, "source": self.source, "line_no": max(self._number - 1, 1)}
-        left = [*map(broken_off, self._traced.broken_off()), *([roll] if (roll := self._roll.fact()) else [])]
-        return found + [replace(fact, **known) for fact in left]  # type: ignore[arg-type]
+        left = (*map(broken_off, self._traced.broken_off()), self._roll.fact())
+        return found + [replace(fact, **known) for fact in left if fact]  # type: ignore[arg-type]
 
     def skip(self, data: bytes) -> list[Evidence]:
         """Leave these bytes out. What those before them give, whose neighbours do not come."""

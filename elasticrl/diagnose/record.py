@@ -68,11 +68,14 @@ def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = N
     return [*found, *([raised] if match and (raised := _raised(match, place)) else [])]
 
 
-def broken_off(place: Place) -> Evidence:
-    """What a traceback without an end tells."""
+def broken_off(place: Place) -> Evidence | None:
+    """What a traceback without an end tells; None: nothing."""
     where = place.at or place.file
     if place.waits:
         return Evidence(kind=Kind.STACK, sign=Sign.WAITED, detail=f"in {where}"[:160])
+    if place.raises:
+        raised = _raised(place.raises, place)
+        return raised[1] if raised else None
     return Evidence(kind=Kind.EXCEPTION, sign=Sign.CUT_OFF, detail=f"a traceback that breaks off in {where}"[:160])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from elasticrl.contract.evidence import Sign
-from elasticrl.contract.verdict import Confidence, Fault, Verdict
+from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose.exceptions import Place, sign_of
 from elasticrl.diagnose.logs import Parser
@@ -39,7 +39,9 @@ def told(log: str) -> Verdict:
         (MINE + "FooError: the connection was lost\n", Fault.NETWORK, Confidence.LOW),
         (MINE + "KeyboardInterrupt\n", Fault.HOST_HANG, Confidence.LOW),
         (MINE, Fault.USER_ERROR, Confidence.LOW),
-        ('  File "/usr/lib/python3.11/queue.py", line 180, in get\n    self.not_empty.wait(remaining)\n', Fault.HOST_HANG, Confidence.LOW),
+        (MINE + "AssertionError()\n", Fault.USER_ERROR, Confidence.LOW),
+        (MINE.replace("loss = model(batch)", 'raise KeyError("labels")'), Fault.USER_ERROR, Confidence.MEDIUM),
+        ('  File "/usr/lib/queue.py", line 180, in get\n    self.not_empty.wait()\n', Fault.HOST_HANG, Confidence.LOW),
     ],
 )  # fmt: skip
 def test_an_exception_that_no_row_knows_is_guessed_and_is_sure_of_nothing_but_plain_mistakes(
@@ -50,8 +52,9 @@ def test_an_exception_that_no_row_knows_is_guessed_and_is_sure_of_nothing_but_pl
 
 
 @pytest.mark.parametrize("log", [
-    'Traceback (most recent call last):\n  File "/env/site-packages/torch/distributed/run.py", line 9, in run\n    elastic_launch(\n',
+    'Traceback (most recent call last):\n  File "/env/torch/distributed/run.py", line 9, in run\n    elastic_launch(\n',
     'Traceback (most recent call last):\n  File "/job/train.py", line 9, in setup\n    dist.init_process_group("nccl")\n',
+    MINE.replace("loss = model(batch)", "raise ChildFailedError("),
     MINE + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
     MINE + "Exception: WorkerProc initialization failed due to an exception in a background process.\n",
     '  File "/job/a.py", line 9 in step\n',  # of faulthandler, which prints the innermost frame first
@@ -77,15 +80,25 @@ def test_a_stream_that_only_pauses_has_no_broken_traceback() -> None:
     assert [fact.sign for fact in [*parser.feed(b"KeyError: 'labels'\n"), *parser.end()]] == [Sign.PROGRAM]
 
 
+@pytest.mark.parametrize(("end", "fault"), [("KeyboardInterrupt\n", Fault.HOST_HANG), ("", Fault.USER_ERROR)])
+def test_the_end_of_a_long_log_is_read_as_closely_as_its_beginning(end: str, fault: Fault) -> None:
+    assert told("step 12 loss 0.1\n" * 20_000 + MINE + end).fault is fault
+    assert told("step 12 loss 0.1\n" * 20_000 + MINE + end + "bye\n" * 4).fault is fault
+
+
 def test_what_vague_words_say_gives_way_to_whoever_knows() -> None:
-    verdict = told("slurmstepd: error: Failed to create a cgroup\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    verdict = told(
+        "slurmstepd: error: Failed to create a cgroup\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    )
     assert verdict.fault is Fault.GPU_FAULT
 
 
 def test_a_log_that_claims_two_classes_is_sure_of_none() -> None:
     line = "n:1:2 [0] NCCL WARN Call to connect to 192.0.2.7<4> failed : No route to host\n"
     assert told(line).confidence is Confidence.MEDIUM
-    assert told(line + "[1] 812 segmentation fault\n").confidence is Confidence.LOW
+    both = Parser(source="job.log").read((line + "[1] 812 segmentation fault\n").encode())
+    assert judge(both).confidence is Confidence.LOW
+    assert judge(both, Known(world=2, nodes={0: "n0", 1: "n1"})).confidence is Confidence.MEDIUM
 
 
 def test_a_disk_is_not_blamed_for_the_words_of_a_library_that_carries_messages() -> None:
@@ -101,7 +114,9 @@ def test_a_roll_of_ranks_that_is_never_complete_is_a_matter_of_settings() -> Non
     some = "".join(ROLL.format(rank, rank + 1) for rank in range(3))
     assert (told(some).fault, told(some).confidence) == (Fault.CONFIG, Confidence.LOW)
     assert told(some + ROLL.format(1, 2)).confidence is Confidence.MEDIUM
-    assert told(some + "distributed_backend=nccl\nAll distributed processes registered. Starting\n").fault is Fault.UNKNOWN
+    assert (
+        told(some + "distributed_backend=nccl\nAll distributed processes registered. Starting\n").fault is Fault.UNKNOWN
+    )
     assert told(some + ROLL.format(3, 4)).fault is Fault.UNKNOWN
 
 

@@ -102,7 +102,8 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         f.sign is not first.sign and MEANINGS[f.sign].depth == 0 and not after(f, first, NEAR_S) for f in case.causes
     ):
         confidence = min(confidence, Confidence.MEDIUM, key=list(Confidence).index)
-    if not witnessed(first) and _doubtful(case, first):
+    if not case.facts.nodes and not witnessed(first) and (first.kind is Kind.CARRIER or _doubtful(case, first)):
+        # Of a job that is ours its nodes are known, and more than what its logs claim; of any other, logs are all there is.
         confidence = Confidence.LOW
     return Verdict(
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,
