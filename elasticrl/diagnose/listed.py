@@ -252,7 +252,7 @@ MEMORY: tuple[Text, ...] = (
     Text("too many open files", _K.LIMIT, _S.RESOURCE_LIMIT, detail="open files (ulimit -n)", family="mem"),
     Text("max_user_instances", _K.LIMIT, _S.RESOURCE_LIMIT, r"fs\.inotify\.max_user_(?:instances|watches)", family="mem"),
     Text("inotify", _K.LIMIT, _S.RESOURCE_LIMIT, r"inotify (?:instance|watch) limit reached|inotify_(?:init|add_watch).{0,40}(?:Too many|No space)", family="mem"),
-    Text("ut of memory", _K.OOM, _S.CRAMPED, r"\b[Oo]ut of memory\b(?!.{0,200}not a failure)", family="mem"),
+    Text("ut of memory", _K.OOM, _S.CRAMPED, r"(?:[Ee]rror|ERROR|[Ff]ail|FATAL|[Ff]atal|abort).{0,200}\b[Oo]ut of memory\b(?!.{0,200}not a failure)", family="mem"),
 )  # fmt: skip
 
 #: Networks: NCCL, its plugins, UCX, gloo, MPI, sockets.
@@ -336,6 +336,7 @@ WAYS: tuple[Text, ...] = (
     Text("[Errno 1", _K.NCCL_WARN, _S.LINK, r"\[Errno (?:101|110|112|113|105)\]", detail="the network", family="sock"),
     Text("[Errno 1", _K.NCCL_WARN, _S.PEER_GONE, r"\[Errno (?:104|103)\]", detail="a connection was reset", family="sock"),
     Text("[Errno 1", _K.NCCL_WARN, _S.CALL_FAILED, r"\[Errno 111\]", detail="a connection was refused", family="sock"),
+    Text("lient socket has failed to connect", _K.TCPSTORE_ERROR, _S.NOISE, r"client socket has failed to connect to .{0,120}errno: 9[79]\b.{0,60}", family="sock"),
     Text("[Errno 99]", _K.NCCL_WARN, _S.SETTING, detail="an address that this machine does not have", family="sock"),
     Text("annot assign requested address", _K.NCCL_WARN, _S.SETTING, detail="an address that this machine does not have", family="sock"),
     Text("[Errno 98]", _K.TCPSTORE_ERROR, _S.SETTING, detail="the port is in use", family="store"),
@@ -447,7 +448,7 @@ STORES: tuple[Text, ...] = (
     Text("Bytes were transmitted or received", _K.RENDEZVOUS, _S.COORDINATOR, detail="Slurm's daemons", family="rdzv"),
     Text("Connection timed out ", _K.RENDEZVOUS, _S.COORDINATOR, r"(?:slurm|srun|sbatch|salloc).{0,120}Connection timed out (?:establishing|writing|reading)", detail="Slurm's daemons", family="rdzv"),
     Text("cgroup", _K.LIMIT, _S.UNSUITED, r"slurmstepd: error: .{0,100}cgroup.{0,80}", detail="Slurm: cgroups", family="sched"),
-    Text("slurmstepd: error:", _K.LIMIT, _S.UNSUITED, r"slurmstepd: error: (?:Unable to|Failed to|Could not|[Cc]ouldn't|mpi/|pmix|namespace|TMPDIR|container|task/).{0,120}", detail="Slurm", family="sched"),
+    Text("slurmstepd: error:", _K.LIMIT, _S.UNSUITED, r"slurmstepd: error: (?:Unable to|Failed to|Could not|mpi/|pmix|namespace|TMPDIR|container|task/).{0,120}", detail="Slurm", family="sched"),
     Text("(", _K.LIMIT, _S.SETTING, r"\((?:ReqNodeNotAvail|Assoc(?:Max|Grp)\w{2,40}|QOS(?:Max|Grp)\w{2,40}|BadConstraints|Partition(?:Node|Time)Limit|PartitionDown|PartitionInactive|DependencyNeverSatisfied|launch failed requeued held|InvalidAccount|InvalidQOS|JobHeld\w{4,8}|Nodes required for job are DOWN)\b", detail="Slurm: the job cannot start", family="sched"),
     Text("OUT_OF_ME", _K.OOM_KILLER, _S.OOM_KILLED, r"\bOUT_OF_ME(?:MORY|M?.)", detail="Slurm: out of memory", family="oomk"),
     Text("TIMEOUT", _K.LIMIT, _S.SETTING, r"\bTIMEOUT {1,12}\d{1,3}:\d{1,3}\b|State=TIMEOUT", detail="Slurm: the time limit of the job", family="sched"),
@@ -686,7 +687,7 @@ PROGRAMS: tuple[Text, ...] = (
     Text("None of the inputs have requires_grad", _K.EXCEPTION, _S.TOLD, family="exception"),
     Text("valid samples", _K.EXCEPTION, _S.MISTAKE, r"Cannot find valid samples.{0,60}", family="exception"),
     Text("File exists:", _K.EXCEPTION, _S.MISTAKE, r"'?File exists: \W?\S{1,120}", family="exception"),
-    Text("No such file or directory", _K.EXCEPTION, _S.FAILED, r"(?:[Ee]rror|ERROR|FATAL|[Ff]ailed|[Cc]annot|can't)\b.{0,200}No such file or directory", detail="a file that is not there", family="exception"),
+    Text("No such file or directory", _K.EXCEPTION, _S.FAILED, r"(?:[Ee]rror|ERROR|FATAL|[Ff]ailed|[Cc]annot|can't)\b.{0,200}No such file or directory(?!: going to /tmp)", detail="a file that is not there", family="exception"),
     Text("ermission denied", _K.EXCEPTION, _S.UNSUITED, r"(?:[Ee]rror|ERROR|FATAL|[Ff]ailed|[Cc]annot|can't|[Uu]nable)\b.{0,200}[Pp]ermission denied", detail="a permission", family="exception"),
     Text("another process is utilizing it", _K.TCPSTORE_ERROR, _S.SETTING, detail="the port is in use", family="store"),
     Text("Check failed:", _K.DISK, _S.DISK_BROKEN, r"Check failed: .{0,60}(?:fwrite|fread|fopen|\bwrite\b).{0,60}", detail="a file that could not be written or read", family="exception"),

@@ -109,6 +109,13 @@ HEALTHY = [
     "INFO reward model: mean squared error 0.12, signal to noise 3.1",
     "Registered signal handlers for SIGTERM and SIGINT",
     "Warning: timeout for collectives is 600 s; heartbeat every 30 s",
+    "[W socket.cpp:601] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - Cannot assign requested address).",
+    "slurmstepd: error: couldn't chdir to `/home/u/x': No such file or directory: going to /tmp instead",
+    " [WARNING]  sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.3",
+    "wandb: Network error (ConnectionError), entering retry loop.",
+    "PING 192.0.2.2: 5 packets transmitted, 5 received, 0% packet loss, time 4ms",
+    "n:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+    "INFO 05-21 05:16:15 [gpu_worker.py:200] Available KV cache memory: 52.13 GiB",
 ]
 
 
