@@ -28,7 +28,7 @@ _FRAME: Final = (
 
 _RAISES: Final = re.compile(r"raise (?P<name>[A-Za-z_][\w.]{1,120})\((?P<said>.{0,200})")
 
-#: What only a mistake of the program or its data brings about.
+#: What only a mistake of the program or its data brings about, if it is raised in the program's own file.
 _PLAIN: Final = frozenset({
     "KeyError", "IndexError", "NameError", "SyntaxError", "ZeroDivisionError", "UnboundLocalError", "RecursionError",
     "ValidationError", "ConfigAttributeError", "ConfigKeyError", "IndentationError", "UnicodeDecodeError", "JSONDecodeError",
@@ -197,7 +197,7 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _VERSIONED:
         return Sign.MISFIT if library and not _OF_A_VALUE.search(said) else Sign.MISTAKE
     if name in _PLAIN:
-        return Sign.MISTAKE if library and _OTHERS.search(said) else Sign.PROGRAM
+        return Sign.PROGRAM if place is not None and not library else Sign.MISTAKE
     if name in _LIKELY:
         return Sign.MISFIT if _VERSION.search(said) else Sign.MISTAKE
     for expression, sign in _GUESSES:

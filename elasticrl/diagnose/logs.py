@@ -167,7 +167,8 @@ class Parser:
 
     def end(self) -> list[Evidence]:
         """What is left when nothing more can come: the last lines, tracebacks without an end, a roll that was not completed."""
-        self.whole = self._past + len(self._left)  # the last lines are all looked at, whatever their words
+        if self.whole:
+            self.whole = self._past + len(self._left)  # the last lines are all looked at, whatever their words
         found = self.flush()
         known = {"node": self.node, "rank": self.rank, "source": self.source, "line_no": max(self._number - 1, 1)}
         left = (*map(broken_off, self._traced.broken_off()), self._roll.fact())

@@ -153,7 +153,8 @@ def _group(before: str) -> str | None:
 #: Libraries that carry messages. They use the system's words for errors too, and then mean a link and no disk, a limit and no
 #: memory that is full.
 _CARRIERS: Final = re.compile(
-    r"NET/|NCCL WARN|libfabric|UCX|\bucp_|\buct_|\bibv_|\bfi_\w|ORTE|OPAL|PMIX|mlx\d|gloo/|rdma_"
+    r"NET/|NCCL WARN|[Ll]ibfabric|\b(?:EFA|efa|OFI|RDMA)\b|UCX|\bucp_|\buct_|\bibv_|libibverbs|\bfi_\w|ORTE|OPAL|PMIX|MPI_|"
+    r"mlx\d|gloo/|rdma_"
 )
 
 

@@ -29,6 +29,7 @@ def told(log: str) -> Verdict:
         (MINE + "Exception: something of the model\n", Fault.USER_ERROR, Confidence.LOW),
         (MINE + "some.library.Unsupported: call_method\n", Fault.USER_ERROR, Confidence.LOW),
         (MINE + "KeyError: 'labels'\n", Fault.USER_ERROR, Confidence.MEDIUM),
+        (MINE + THEIRS + "KeyError: 'labels'\n", Fault.USER_ERROR, Confidence.LOW),
         (MINE + "ValueError: bad shape of the batch\n", Fault.USER_ERROR, Confidence.LOW),
         (MINE + "AttributeError: 'Plugin' object has no attribute 'mesh'\n", Fault.USER_ERROR, Confidence.LOW),
         (MINE + THEIRS + "AttributeError: 'Plugin' object has no attribute 'mesh'\n", Fault.VERSION_MISMATCH, Confidence.LOW),
@@ -71,7 +72,7 @@ def test_a_traceback_that_breaks_off_is_heard_only_if_nothing_else_is_said() -> 
 def test_a_traceback_is_not_ended_by_the_exception_of_another_speaker() -> None:
     mine = "".join(f"[rank0]: {line}\n" for line in MINE.splitlines())
     facts = Parser(source="job.log").read((mine + "[rank1]: KeyError: 'labels'\n").encode())
-    assert {fact.sign for fact in facts} == {Sign.PROGRAM, Sign.CUT_OFF}
+    assert {fact.sign for fact in facts} == {Sign.MISTAKE, Sign.CUT_OFF}
 
 
 def test_a_stream_that_only_pauses_has_no_broken_traceback() -> None:

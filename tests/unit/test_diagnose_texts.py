@@ -63,7 +63,7 @@ LINES = [
     ("RuntimeError: The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE",
      Sign.SETTING, Fault.CONFIG),
     ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.", Sign.SETUP_WAITED,
-     Fault.HOST_HANG),
+     Fault.COORDINATOR),
     ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 29500).",
      Sign.COORDINATOR, Fault.COORDINATOR),
     ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
@@ -82,7 +82,7 @@ LINES = [
     ("n:1:2 [0] NCCL WARN NET/IB : req 0/1 tag 0 peer 192.0.2.6<5868> collective mismatch error, local size 496640 remote size 65536",
      Sign.MISMATCH, Fault.DESYNC),
     ("error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes", Sign.MISMATCH, Fault.DESYNC),
-    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.PROGRAM, Fault.USER_ERROR),
+    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.MISTAKE, Fault.USER_ERROR),
     ("ValueError: mat1 and mat2 do not fit", Sign.MISTAKE, Fault.USER_ERROR),
 ]  # fmt: skip
 
