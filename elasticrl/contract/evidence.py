@@ -28,6 +28,7 @@ class Kind(StrEnum):
     COLLECTIVE_MISMATCH = "collective_mismatch"
     NCCL_WARN = "nccl_warn"
     NCCL_ERROR = "nccl_error"  # what the call returned: ncclRemoteError, DistBackendError
+    CARRIER = "carrier"  # libfabric, UCX: which of link, card and setting it is, they cannot tell
     CUDA_ERROR = "cuda_error"
     XID = "xid"
     KERNEL = "kernel"
@@ -110,6 +111,15 @@ class Sign(StrEnum):
     UNKEPT = "unkept"  # its node's vault has not taken its state
     BAD_ACCESS = "bad_access"
     RAISED = "raised"  # an exception that could be anybody's fault
+    # Likely, and not sure:
+    MISTAKE = "mistake"  # an exception that most often is the program's
+    FAILED = "failed"  # an exception that names no cause
+    CUT_OFF = "cut_off"  # a traceback that breaks off before it says what was raised
+    MISFIT = "misfit"  # one library does not fit another, or the program does not fit it
+    UNSUITED = "unsuited"  # the settings, or the place it runs in, do not suit it
+    CRAMPED = "cramped"  # the words in which a library says that a GPU's memory was not enough, and other things
+    OUTSIDE = "outside"  # a server outside of the cluster
+    UNMET = "unmet"  # not all came to a rendezvous in time
     SETTING = "setting"
     VERSIONS = "versions"
     COORDINATOR = "coordinator"

@@ -17,7 +17,9 @@ from typing import Final
 from elasticrl.base.regular import open_regular
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.diagnose.record import facts
+from elasticrl.diagnose.exceptions import Tracebacks
+from elasticrl.diagnose.record import broken_off, facts
+from elasticrl.diagnose.roll import Roll
 from elasticrl.diagnose.transport import Ways
 
 #: What is searched for in whole chunks. Each word costs about 0.6 ns a byte, so a text that always stands beside another
@@ -25,7 +27,7 @@ from elasticrl.diagnose.transport import Ways
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
-    b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:",
+    b"blocked for", b"ink down", b"nforce fail", b"imed out", b"ERROR", b"atal:", b"Interrupt",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
@@ -36,7 +38,7 @@ KERNEL_SIEVE: Final = (
 ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
-NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
+NEAR, AFTER = 3, 4  # neighbouring lines that a hit is read with: what a terminal wrapped, the last frame of a traceback
 BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
 WHOLE = 1 << 17  # bytes at a log's beginning of which each line is looked at, whatever its words: 0.1 s
 CHUNK = 1 << 20  # bytes read from a file at once
@@ -54,6 +56,7 @@ _RAY = re.compile(r"\((?:raylet|\w{1,60} pid=\d{1,9})(?:, ip=(?P<ip>[\w.:]{1,45}
 _SRUN = re.compile(r"\s{0,8}(?:\[?(?P<task>\d{1,5})\]?: |\[default(?P<default>\d{1,5})\]:)")
 _SPEAKS = re.compile(rb"^\[(?:rank|default)(\d{1,6})\]:", re.MULTILINE)
 EARLY = 5_000  # lines, in which whoever writes to this log is expected to have spoken, whatever it said
+_RETURNED = re.compile(rb"\.(?:cc|h):\d{1,5} -> [1-9]")  # how NCCL tells where a call of its own failed
 _RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:?")
 _RANK_SAID = re.compile(r"\[[^\[\]]{0,120}?\bRank (\d{1,6})\]")
 _NODE = re.compile(r"(?:^|\s)([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,3}\]")
@@ -124,10 +127,12 @@ class Parser:
     _time: tuple[str, float, str] | None = None
     _reported: int | None = None  # the rank of torchrun's report's present block
     _root: bool = True  # whether that block is the root cause
+    _traced: Tracebacks = field(default_factory=Tracebacks)
+    _roll: Roll = field(default_factory=Roll)
 
     def read(self, data: bytes) -> list[Evidence]:
         """All of a stream at once."""
-        return [*self.feed(data), *self.flush()]
+        return [*self.feed(data), *self.end()]
 
     def feed(self, data: bytes) -> list[Evidence]:
         """What these bytes give. The last few lines wait for those that follow them."""
@@ -159,6 +164,15 @@ class Parser:
         self._past += len(self._left)
         self._left = b""
         return found
+
+    def end(self) -> list[Evidence]:
+        """What is left when nothing more can come: the last lines, tracebacks without an end, a roll that was not completed."""
+        if self.whole:
+            self.whole = self._past + len(self._left)  # the last lines are all looked at, whatever their words
+        found = self.flush()
+        known = {"node": self.node, "rank": self.rank, "source": self.source, "line_no": max(self._number - 1, 1)}
+        left = (*map(broken_off, self._traced.broken_off()), self._roll.fact())
+        return found + [replace(fact, **known) for fact in left if fact]  # type: ignore[arg-type]
 
     def skip(self, data: bytes) -> list[Evidence]:
         """Leave these bytes out. What those before them give, whose neighbours do not come."""
@@ -250,16 +264,21 @@ class Parser:
             rank=rank,
             node=node,
             prefix=prefix,
-            hit=b"NCCL INFO" not in raw or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS)),
+            hit=b"NCCL INFO" not in raw
+            or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS))
+            or _RETURNED.search(raw) is not None,
         )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:
         text = record.text
         time = self._clock(text)
         self._report(text)
+        first = record.parts[0][1]
+        self._roll.read(text)
+        place, ended = self._traced.follow(first.rank if first.rank is not None else first.prefix, text, first.number)
         if not any(line.hit for _, line in record.parts):
             return  # a neighbour, read for its time and its place in a report
-        for position, fact in sorted(facts(text), key=lambda pair: pair[0]):
+        for position, fact in sorted(facts(text, place, ended), key=lambda pair: pair[0]):
             line = record.line_at(position)
             if (
                 fact.kind is Kind.EXIT
@@ -414,7 +433,7 @@ def _read_file(path: Path, parser: Parser) -> Iterator[Evidence]:
     with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         while chunk := stream.read(CHUNK):
             yield from parser.feed(chunk)
-    yield from parser.flush()
+    yield from parser.end()
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
+from elasticrl.diagnose.exceptions import Place, exception_in, sign_of
+from elasticrl.diagnose.rows import Text
+from elasticrl.diagnose.texts import TEXTS
 
 _WORK = re.compile(r"WorkNCCL\(")
 _WORK_FIELDS: Final = {
@@ -54,11 +56,27 @@ _C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG stat
                 "signal dumping", "dump debug info", "enqueued", "worker_count")  # fmt: skip
 
 
-def facts(text: str) -> list[tuple[int, Evidence]]:
-    """All of it, each with its place in the text."""
+def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = None) -> list[tuple[int, Evidence]]:
+    """All of it, each with its place in the text. `place` is the last frame of the traceback that it ends, if it ends one, and
+    `ended` an exception of whatever type at that end.
+    """
     found = list(_c10d(text)) if any(word in text for word in _C10D) else []
     found += _table(text)
-    return [*found, *_exceptions(text, known=any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found))]
+    if any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found) or "terminate called" in text:
+        return found
+    match = ended or exception_in(text)
+    return [*found, *([raised] if match and (raised := _raised(match, place)) else [])]
+
+
+def broken_off(place: Place) -> Evidence | None:
+    """What a traceback without an end tells; None: nothing."""
+    where = place.at or place.file
+    if place.waits:
+        return Evidence(kind=Kind.STACK, sign=Sign.WAITED, detail=f"in {where}"[:160])
+    if place.raises:
+        raised = _raised(place.raises, place)
+        return raised[1] if raised else None
+    return Evidence(kind=Kind.EXCEPTION, sign=Sign.CUT_OFF, detail=f"a traceback that breaks off in {where}"[:160])
 
 
 def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
@@ -132,17 +150,48 @@ def _group(before: str) -> str | None:
     return f"{unique}({name})" if name else unique
 
 
+#: Libraries that carry messages. They use the system's words for errors too, and then mean a link and no disk, a limit and no
+#: memory that is full.
+_CARRIERS: Final = re.compile(
+    r"NET/|NCCL WARN|[Ll]ibfabric|\b(?:EFA|efa|OFI|RDMA)\b|UCX|\bucp_|\buct_|\bibv_|libibverbs|\bfi_\w|ORTE|OPAL|PMIX|MPI_|"
+    r"mlx\d|gloo/|rdma_"
+)
+
+
+GRAM: Final = 4  # letters by which rows are found
+SHORT: Final = 1000  # letters up to which that is faster than to look for each row's substring
+_BY_GRAM: Final[dict[str, list[int]]] = {}
+for _index, _row in enumerate(TEXTS):
+    _BY_GRAM.setdefault(_row.needle[:GRAM], []).append(_index)
+_ALWAYS: Final = sorted(index for gram, rows in _BY_GRAM.items() if len(gram) < GRAM for index in rows)
+
+
+def candidates(text: str) -> Iterator[Text]:
+    """The rows whose substring is in the text, in the table's order."""
+    if len(text) > SHORT:
+        yield from (row for row in TEXTS if row.needle in text)
+        return
+    grams = {text[at : at + GRAM] for at in range(len(text) - GRAM + 1)} & _BY_GRAM.keys()
+    for index in sorted({*_ALWAYS, *(index for gram in grams for index in _BY_GRAM[gram])}):
+        if TEXTS[index].needle in text:
+            yield TEXTS[index]
+
+
 def _table(text: str) -> Iterator[tuple[int, Evidence]]:
     seen: set[tuple[str, int]] = set()
-    for row in TEXTS:
-        if row.needle not in text:
+    carried = _CARRIERS.search(text) is not None
+    for row in candidates(text):
+        if carried and row.kind is Kind.DISK:
             continue
         for match in row.expression.finditer(text):
             # Glued lines: the same family counts again further on, in another message.
             if row.family and any(family == row.family and abs(match.start() - at) < 200 for family, at in seen):
                 continue
             seen.add((row.family, match.start()))
-            yield match.start(), _fact(row, match)
+            fact = _fact(row, match)
+            if carried and fact.sign is Sign.HOST_MEMORY:
+                fact = replace(fact, sign=Sign.UNSUITED, detail="locked memory (ulimit -l), or memory")
+            yield match.start(), fact
 
 
 def _fact(row: Text, match: re.Match[str]) -> Evidence:
@@ -165,18 +214,18 @@ def _fact(row: Text, match: re.Match[str]) -> Evidence:
     return fact
 
 
-def _exceptions(text: str, *, known: bool) -> Iterator[tuple[int, Evidence]]:
-    """A Python exception that no row of the table explains."""
-    if known or ("Error" not in text and "Exception" not in text):
-        return
-    for match in EXCEPTION.finditer(text):
-        name = match["name"].rsplit(".", 1)[-1]
-        if name in SECOND_HAND or "terminate called" in text:
-            continue
-        sign = Sign.PROGRAM if name in PROGRAMS_OWN else Sign.RAISED
-        said = f"{name}: {match['said']}" if match["said"] else name
-        yield match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=said[:160])
-        return
+def _raised(match: re.Match[str], place: Place | None) -> tuple[int, Evidence] | None:
+    """A Python exception that no row of a table explains."""
+    name, said = match["name"].rsplit(".", 1)[-1], match["said"] or ""
+    sign = sign_of(name, said, place)
+    if sign is None:
+        return None
+    detail = f"{name}: {said}" if said else name
+    if sign is Sign.WAITED:
+        by_hand = "interrupted by hand" + (f" in {place.at or place.file}" if place else "")
+        detail = by_hand if name == "KeyboardInterrupt" else detail
+        return match.start("name"), Evidence(kind=Kind.STACK, sign=sign, detail=detail[:160])
+    return match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=detail[:160])
 
 
 def _number(expression: re.Pattern[str], text: str) -> int | None:

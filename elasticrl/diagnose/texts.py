@@ -1,38 +1,16 @@
 """The texts that broken jobs print, and what each is a sign of: one row a text, and nothing else.
 
-The one idea: a row is a cheap substring, a regular expression and a sign. The substring lets a line skip the row in
-nanoseconds; the expression has only bounded repetitions, so that no line can make it slow. Rows are tried from the top and
-the first of each family wins, so a precise text stands above a vague one.
+The one idea: rows are tried from the top and the first of each family wins, so a precise text stands above a vague one. Rows
+that were seen stand here; those that programs' sources list (`listed`) come after them.
 
 Long because each row is a text that some broken job has printed (tests/data/corpus), and a table is read best in one piece.
 """
 
 # ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
 
-import re
-from dataclasses import field
-from functools import cached_property
-
-from elasticrl.base.value import dataclass
-from elasticrl.contract.evidence import MISTAKES, Kind, Sign
-
-
-@dataclass(frozen=True)  # no slots: the compiled expression is kept
-class Text:
-    """One text. Named groups: rank, ranks, peer, node, code, seconds; the whole match is the detail if `detail` is ""."""
-
-    needle: str  # must be in the line, else the expression is not tried
-    kind: Kind
-    sign: Sign
-    pattern: str = ""  # "" means that the needle says it all
-    detail: str = ""
-    family: str = field(default="")  # of one family, only the first row that matches a line counts
-
-    @cached_property
-    def expression(self) -> re.Pattern[str]:
-        """Compiled when it is first needed: most runs never see most texts."""
-        return re.compile(self.pattern or re.escape(self.needle))
-
+from elasticrl.contract.evidence import Kind, Sign
+from elasticrl.diagnose.listed import LISTED
+from elasticrl.diagnose.rows import Text
 
 _K, _S = Kind, Sign
 _HARD_XIDS = (
@@ -261,7 +239,7 @@ MACHINE: tuple[Text, ...] = (
     Text("log I/O error", _K.DISK, _S.DISK_BROKEN, r"log I/O error -\d{1,4}", detail="XFS", family="disk"),
     Text("rbd", _K.DISK, _S.DISK_BROKEN, r"rbd: rbd\d{1,4}: .{0,60}(?:result|error) -\d{1,4}", detail="Ceph", family="disk"),
     Text("ptlrpc_expire_one_request", _K.DISK, _S.DISK_BROKEN, detail="Lustre: a server does not answer", family="disk"),
-    Text("Error while deserializing header", _K.EXCEPTION, _S.PROGRAM, detail="a file of weights that is damaged or none", family="exception"),
+    Text("Error while deserializing header", _K.EXCEPTION, _S.MISTAKE, detail="a file of weights that is damaged or none", family="exception"),
     Text("PytorchStreamReader failed", _K.DISK, _S.DISK_BROKEN, r"PytorchStreamReader failed (?:reading|finding|locating).{0,60}", detail="a checkpoint that is cut or damaged", family="disk"),
     Text("MetadataIncompleteBuffer", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is cut", family="disk"),
     Text("InvalidHeaderDeserialization", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is damaged", family="disk"),
@@ -277,7 +255,8 @@ MACHINE: tuple[Text, ...] = (
     Text("beyond end of device", _K.DISK, _S.DISK_BROKEN, family="disk"),
     Text("instead of", _K.DISK, _S.DISK_FULL, r"write error: wrote \d{1,20} \w{1,10} instead of", family="mem"),
     Text("Remote I/O error", _K.DISK, _S.DISK_BROKEN, family="disk"),
-    Text("endpoint is not connected", _K.DISK, _S.DISK_BROKEN, r"[Tt]ransport endpoint is not connected", family="disk"),
+    Text("endpoint is not connected", _K.DISK, _S.DISK_BROKEN, r"/\S{1,200}.{0,20}[Tt]ransport endpoint is not connected|[Tt]ransport endpoint is not connected.{0,4}: ?.?/", family="disk"),
+    Text("endpoint is not connected", _K.NCCL_WARN, _S.CALL_FAILED, r"[Tt]ransport endpoint is not connected", family="disk"),
     Text("annot send after transport endpoint shutdown", _K.DISK, _S.DISK_BROKEN, family="disk"),
     Text("nput/output error", _K.DISK, _S.DISK_BROKEN, r"(?<!\) failed)(?<!\berr): [Ii]nput/output error", family="disk"),
     Text("nvme", _K.DISK, _S.DISK_BROKEN, r"nvme\d{1,3}(?:n\d{1,3})?: .{0,60}(?:timeout|controller is down|I/O error|Device not ready)", detail="NVMe", family="disk"),
@@ -291,27 +270,27 @@ MACHINE: tuple[Text, ...] = (
 #: What ranks say of each other, and of the way between them.
 BETWEEN: tuple[Text, ...] = (
 
-    Text("insert remote address", _K.NCCL_WARN, _S.LINK, r"NET/OFI.{0,40}Unable to insert remote address.{0,60}", detail="no way to the peer (EFA: the security group)", family="ofi"),
-    Text("NET/OFI", _K.NCCL_WARN, _S.FABRIC, r"NET/OFI.{0,60}[Uu]nable to register memory.{0,80}", family="ofi"),
-    Text("ibv_create_ah", _K.NCCL_WARN, _S.LINK, r"ibv_create_ah failed.{0,60}", detail="no way to the peer's address (EFA: another zone, subnet or security group)", family="ofi"),
-    Text("get EFA as provider", _K.NCCL_WARN, _S.SETTING, r"couldn't get EFA as provider", family="ofi"),
+    Text("insert remote address", _K.CARRIER, _S.LINK, r"NET/OFI.{0,40}Unable to insert remote address.{0,60}", detail="no way to the peer (EFA: the security group)", family="ofi"),
+    Text("NET/OFI", _K.CARRIER, _S.FABRIC, r"NET/OFI.{0,60}[Uu]nable to register memory.{0,80}", family="ofi"),
+    Text("ibv_create_ah", _K.CARRIER, _S.LINK, r"ibv_create_ah failed.{0,60}", detail="no way to the peer's address (EFA: another zone, subnet or security group)", family="ofi"),
+    Text("get EFA as provider", _K.CARRIER, _S.SETTING, r"couldn't get EFA as provider", family="ofi"),
     Text("issing ranks", _K.COLLECTIVE_MISMATCH, _S.ABSENT, r"\[[Mm]issing ranks: ?(?P<ranks>[\d, ]{1,200})\]", family="horovod"),
     Text("by subset of ranks", _K.COLLECTIVE_MISMATCH, _S.WAITED, r"submitted to be reduced.{0,60}by subset of ranks", detail="a part of the ranks waits", family="horovod"),
-    Text("NET/OFI", _K.NCCL_WARN, _S.PEER_GONE, r"NET/OFI.{0,200}(?:[Uu]nresponsive (?:receiver|peer)|peer .{0,30}(?:closed|gone)).{0,80}", family="ofi"),
-    Text("NET/OFI", _K.NCCL_WARN, _S.NIC, r"NET/OFI.{0,120}(?:[Nn]o eligible providers|[Cc]ould ?n.t (?:find|open)|fi_getinfo|no provider).{0,80}", family="ofi"),
-    Text("NET/OFI", _K.NCCL_WARN, _S.RESOURCE_LIMIT, r"NET/OFI.{0,200}Cannot allocate memory.{0,40}", detail="locked memory (ulimit -l)", family="ofi"),
-    Text("NET/OFI", _K.NCCL_WARN, _S.LINK, r"NET/OFI.{0,160}(?:completed with error|RC: -?\d{1,6}|[Uu]nable to write to EQ|prov_errno|CQE).{0,120}", family="ofi"),
-    Text("_handle_error()", _K.NCCL_WARN, _S.LINK, r"libfabric:.{0,60}efa.{0,60}_handle_error\(\).{0,80}", family="ofi"),
-    Text("Unable to write to EQ", _K.NCCL_WARN, _S.LINK, r"Unable to write to EQ.{0,80}", family="ofi"),
-    Text("fi_cq_readerr", _K.NCCL_WARN, _S.LINK, r"fi_cq_readerr.{0,80}", family="ofi"),
+    Text("NET/OFI", _K.CARRIER, _S.PEER_GONE, r"NET/OFI.{0,200}(?:[Uu]nresponsive (?:receiver|peer)|peer .{0,30}(?:closed|gone)).{0,80}", family="ofi"),
+    Text("NET/OFI", _K.CARRIER, _S.NIC, r"NET/OFI.{0,120}(?:[Nn]o eligible providers|[Cc]ould ?n.t (?:find|open)|fi_getinfo|no provider).{0,80}", family="ofi"),
+    Text("NET/OFI", _K.CARRIER, _S.RESOURCE_LIMIT, r"NET/OFI.{0,200}Cannot allocate memory.{0,40}", detail="locked memory (ulimit -l)", family="ofi"),
+    Text("NET/OFI", _K.CARRIER, _S.LINK, r"NET/OFI.{0,160}(?:completed with error|RC: -?\d{1,6}|[Uu]nable to write to EQ|prov_errno|CQE).{0,120}", family="ofi"),
+    Text("_handle_error()", _K.CARRIER, _S.LINK, r"libfabric:.{0,60}efa.{0,60}_handle_error\(\).{0,80}", family="ofi"),
+    Text("Unable to write to EQ", _K.CARRIER, _S.LINK, r"Unable to write to EQ.{0,80}", family="ofi"),
+    Text("fi_cq_readerr", _K.CARRIER, _S.LINK, r"fi_cq_readerr.{0,80}", family="ofi"),
     Text("got completion with error", _K.NCCL_WARN, _S.LINK, r"mlx\d: .{0,60}got completion with error", family="ib"),
     Text("retry count exceeded", _K.NCCL_WARN, _S.LINK, r"[Tt]ransport retry count exceeded.{0,80}", family="ib"),
-    Text("Endpoint timeout", _K.NCCL_WARN, _S.LINK, r"UCX.{0,120}[Ee]ndpoint timeout", family="ucx"),
-    Text("UCX", _K.NCCL_WARN, _S.PEER_GONE, r"UCX.{0,160}(?:[Cc]onnection reset by (?:remote )?peer|[Rr]emote operation error|peer failure)", family="ucx"),
+    Text("Endpoint timeout", _K.CARRIER, _S.LINK, r"UCX.{0,120}[Ee]ndpoint timeout", family="ucx"),
+    Text("UCX", _K.CARRIER, _S.PEER_GONE, r"UCX.{0,160}(?:[Cc]onnection reset by (?:remote )?peer|[Rr]emote operation error|peer failure)", family="ucx"),
     Text("ibv_create_", _K.LIMIT, _S.RESOURCE_LIMIT, r"ibv_create_[cq][qp]\w{0,4}\(?.{0,80}failed", detail="locked memory (ulimit -l)", family="mem"),
-    Text("UCX", _K.NCCL_WARN, _S.NIC, r"UCX.{0,40}(?:network device|no active|[Nn]o (?:usable|such) )(?:transport|device)?.{0,80}", family="ucx"),
-    Text("estination is unreachable", _K.NCCL_WARN, _S.LINK, r"(?:UCX|UCP).{0,120}[Dd]estination is unreachable", family="ucx"),
-    Text("no active messages transport", _K.NCCL_WARN, _S.SETTING, r"UCX.{0,80}no active messages transport to.{0,60}", detail="UCX has no way between the two", family="ucx"),
+    Text("UCX", _K.CARRIER, _S.NIC, r"UCX.{0,40}(?:network device|no active|[Nn]o (?:usable|such) )(?:transport|device)?.{0,80}", family="ucx"),
+    Text("estination is unreachable", _K.CARRIER, _S.LINK, r"(?:UCX|UCP).{0,120}[Dd]estination is unreachable", family="ucx"),
+    Text("no active messages transport", _K.CARRIER, _S.SETTING, r"UCX.{0,80}no active messages transport to.{0,60}", detail="UCX has no way between the two", family="ucx"),
     Text("UNREACHABLE", _K.NCCL_WARN, _S.CALL_FAILED, r"(?:PMIX|OPAL|ORTE|PRTE) ERROR: UNREACHABLE", family="mpi"),
     Text("btl: tcp: Match incoming connection", _K.NCCL_WARN, _S.SETTING, r"Match incoming connection from .{0,80} failed", detail="an address that the peer does not know it by", family="mpi"),
     Text("No OOB path to target", _K.NCCL_WARN, _S.LINK, family="mpi"),
@@ -323,7 +302,7 @@ BETWEEN: tuple[Text, ...] = (
     Text("ssh:", _K.NCCL_WARN, _S.SETTING, r"ssh: Could not resolve hostname \S{1,80}", detail="ssh: a name that does not resolve", family="sock"),
     Text("sharp_", _K.NCCL_WARN, _S.SETTING, r"Job error in sharp_\w{1,60}", detail="SHARP", family="mpi"),
     Text("t open ", _K.NCCL_WARN, _S.NIC, r"PSM[23] can't open (?:hfi|nic) unit.{0,40}", family="mpi"),
-    Text("UCX_NET_DEVICES", _K.NCCL_WARN, _S.SETTING, r"device \S{1,60} is not (?:enabled|available).{0,80}UCX_NET_DEVICES", family="ucx"),
+    Text("UCX_NET_DEVICES", _K.CARRIER, _S.SETTING, r"device \S{1,60} is not (?:enabled|available).{0,80}UCX_NET_DEVICES", family="ucx"),
     Text("OFI ", _K.LIMIT, _S.SETTING, r"OFI (?:endpoint open|EP enable) failed.{0,60}", detail="libfabric", family="mpi"),
     Text("OPAL ERROR: Unreachable in file", _K.LIMIT, _S.VERSIONS, r"OPAL ERROR: Unreachable in file (?:pmix|ext)\w{1,10}_client\.c", detail="PMIx", family="mpi"),
     Text("hfi units are active", _K.NCCL_WARN, _S.NIC, r"no hfi units are active", family="mpi"),
@@ -360,71 +339,71 @@ BETWEEN: tuple[Text, ...] = (
          r".{0,20}rank (?P<ranks>\d{1,6}) version"),
     Text("undefined symbol", _K.EXCEPTION, _S.VERSIONS, r"undefined symbol: ?\w{0,60}", family="exception"),
     Text("xpected", _K.EXCEPTION, _S.PROGRAM, r"RuntimeError: (?:[Ee]xpected .{0,80}but (?:found|got)|Expected to mark a variable ready only once)", family="exception"),
-    Text("should be the same", _K.EXCEPTION, _S.PROGRAM, r"Input type \(.{1,60}\) and (?:weight|bias) type \(.{1,60}\) should be the same", family="exception"),
-    Text("is invalid for input of size", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("expanded size of the tensor", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("imension out of range", _K.EXCEPTION, _S.PROGRAM, r"Dimension out of range.{0,60}", family="exception"),
+    Text("should be the same", _K.EXCEPTION, _S.MISTAKE, r"Input type \(.{1,60}\) and (?:weight|bias) type \(.{1,60}\) should be the same", family="exception"),
+    Text("is invalid for input of size", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("expanded size of the tensor", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("imension out of range", _K.EXCEPTION, _S.MISTAKE, r"Dimension out of range.{0,60}", family="exception"),
     Text("probability tensor contains", _K.EXCEPTION, _S.PROGRAM, r"probability tensor contains either .{0,40}", detail="NaN", family="exception"),
     Text("returned nan values", _K.EXCEPTION, _S.PROGRAM, r"Function '\w{1,60}' returned nan values", detail="NaN", family="exception"),
-    Text("in DataLoader worker process", _K.EXCEPTION, _S.PROGRAM, r"Caught \w{1,60} in DataLoader worker process", family="exception"),
+    Text("in DataLoader worker process", _K.EXCEPTION, _S.MISTAKE, r"Caught \w{1,60} in DataLoader worker process", family="exception"),
     Text("has not been initialized", _K.EXCEPTION, _S.PROGRAM, r"[Dd]efault process group has not been initialized", family="exception"),
     Text("process group twice", _K.EXCEPTION, _S.PROGRAM, r"initialize the default process group twice", family="exception"),
     Text("omegaconf", _K.EXCEPTION, _S.PROGRAM, r"omegaconf\.errors\.\w{1,60}", family="exception"),
     Text("expected, but not set", _K.EXCEPTION, _S.SETTING, r"environment variable \w{1,40} expected, but not set", family="exception"),
     Text("srcIndex < srcSelectDimSize", _K.CUDA_ERROR, _S.PROGRAM, detail="an index outside of its table", family="cuda"),
-    Text("uniform dtype", _K.EXCEPTION, _S.PROGRAM, r"Must flatten tensors with uniform .{0,60}|FSDP.{0,60}uniform dtype", family="exception"),
-    Text("RayTaskError(", _K.EXCEPTION, _S.PROGRAM,
+    Text("uniform dtype", _K.EXCEPTION, _S.MISTAKE, r"Must flatten tensors with uniform .{0,60}|FSDP.{0,60}uniform dtype", family="exception"),
+    Text("RayTaskError(", _K.EXCEPTION, _S.MISTAKE,
          r"RayTaskError\((?:ValueError|TypeError|KeyError|AttributeError|IndexError|AssertionError|FileNotFoundError|ImportError|ModuleNotFoundError|NotImplementedError|NameError)\)",
          family="exception"),
     Text("world_size (", _K.EXCEPTION, _S.SETTING, r"world_size \(\d{1,6}\) is not (?:equal to|divisible by).{0,80}", family="exception"),
     Text("mpiSize == tp", _K.EXCEPTION, _S.SETTING, r"Assertion failed: mpiSize == tp.{0,20}", family="exception"),
-    Text("Error: ", _K.EXCEPTION, _S.PROGRAM, r"RuntimeError: (?:mat[12]|weight|input|self|tensor)s? (?:must|should) (?:be|have).{0,60}", family="exception"),
-    Text("MisconfigurationException", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("EnforceNotMet", _K.EXCEPTION, _S.PROGRAM, r"paddle\S{0,40}EnforceNotMet: Enforce failed\. Expected.{0,80}", family="exception"),
+    Text("Error: ", _K.EXCEPTION, _S.MISTAKE, r"RuntimeError: (?:mat[12]|weight|input|self|tensor)s? (?:must|should) (?:be|have).{0,60}", family="exception"),
+    Text("MisconfigurationException", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("EnforceNotMet", _K.EXCEPTION, _S.MISTAKE, r"paddle\S{0,40}EnforceNotMet: Enforce failed\. Expected.{0,80}", family="exception"),
     Text("finished its bootstrapping phase", _K.EXCEPTION, _S.PROGRAM, detail="processes are started outside of a main guard", family="exception"),
     Text("batch related parameters", _K.EXCEPTION, _S.SETTING, r"Check batch related parameters.{0,120}", family="exception"),
-    Text("HTTP Error 4", _K.EXCEPTION, _S.PROGRAM, r"HTTP Error 4\d\d\b.{0,60}", detail="the hub refused", family="hub"),
-    Text("Unable to create tensor", _K.EXCEPTION, _S.PROGRAM, family="exception"),
+    Text("HTTP Error 4", _K.EXCEPTION, _S.MISTAKE, r"HTTP Error 4\d\d\b.{0,60}", detail="the hub refused", family="hub"),
+    Text("Unable to create tensor", _K.EXCEPTION, _S.MISTAKE, family="exception"),
     Text("hrough the graph a second time", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("modified by an inplace operation", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("must match", _K.EXCEPTION, _S.PROGRAM, r"RuntimeError: (?:The size of tensor|Sizes of tensors).{0,60} must match", family="exception"),
-    Text("in loading state_dict", _K.EXCEPTION, _S.PROGRAM, r"Error\(s\) in loading state_dict", family="exception"),
-    Text("annot be opened", _K.EXCEPTION, _S.PROGRAM, r"RuntimeError: (?:File|Parent directory) \S{1,200} (?:cannot be opened|does not exist)", family="exception"),
-    Text("Directory not empty", _K.EXCEPTION, _S.PROGRAM, r"OSError: \[Errno 39\] Directory not empty", family="exception"),
+    Text("modified by an inplace operation", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("must match", _K.EXCEPTION, _S.MISTAKE, r"RuntimeError: (?:The size of tensor|Sizes of tensors).{0,60} must match", family="exception"),
+    Text("in loading state_dict", _K.EXCEPTION, _S.MISTAKE, r"Error\(s\) in loading state_dict", family="exception"),
+    Text("annot be opened", _K.EXCEPTION, _S.MISTAKE, r"RuntimeError: (?:File|Parent directory) \S{1,200} (?:cannot be opened|does not exist)", family="exception"),
+    Text("Directory not empty", _K.EXCEPTION, _S.MISTAKE, r"OSError: \[Errno 39\] Directory not empty", family="exception"),
     Text("nan", _K.EXCEPTION, _S.PROGRAM, r"Unexpected result nan on rank (?P<rank>\d{1,6})|[Ll]oss is nan", detail="NaN", family="exception"),
     Text("or NaN", _K.EXCEPTION, _S.PROGRAM, r"infinite or NaN.{0,40}", detail="NaN", family="exception"),
     Text("NaN", _K.EXCEPTION, _S.PROGRAM, r"found NaN in .{0,60}|[Ll]oss is NaN", detail="NaN", family="exception"),
     Text("loss scale already at minimum", _K.EXCEPTION, _S.PROGRAM, family="exception"),
     Text("CERTIFICATE_VERIFY_FAILED", _K.EXCEPTION, _S.SETTING, detail="a certificate that is not trusted here (a proxy?)", family="hub"),
     Text("SSLError", _K.EXCEPTION, _S.SETTING, r"SSLError\b.{0,120}", detail="a certificate that is not trusted here (a proxy?)", family="hub"),
-    Text("ConnectionPool(", _K.EXCEPTION, _S.PROGRAM, r"HTTPS?ConnectionPool\(.{0,120}(?:Read timed out|Max retries|ConnectTimeout)", detail="a server outside does not answer", family="hub"),
-    Text("client error (4", _K.EXCEPTION, _S.PROGRAM, r"client error \(4\d\d.{0,40}", detail="the hub refused", family="hub"),
-    Text("<Response [4", _K.EXCEPTION, _S.PROGRAM, r"<Response \[4\d\d\]>", detail="a server refused", family="hub"),
-    Text("Max retries exceeded with url", _K.EXCEPTION, _S.PROGRAM, detail="a server outside cannot be reached", family="hub"),
-    Text("CommError", _K.EXCEPTION, _S.PROGRAM, r"wandb\.errors\.(?:errors\.)?CommError.{0,80}", detail="wandb's server", family="hub"),
-    Text("out of resource: shared memory", _K.EXCEPTION, _S.PROGRAM, detail="a kernel needs more shared memory than this GPU has", family="exception"),
+    Text("ConnectionPool(", _K.EXCEPTION, _S.OUTSIDE, r"HTTPS?ConnectionPool\(.{0,120}(?:Read timed out|Max retries|ConnectTimeout)", detail="a server outside does not answer", family="hub"),
+    Text("client error (4", _K.EXCEPTION, _S.MISTAKE, r"client error \(4\d\d.{0,40}", detail="the hub refused", family="hub"),
+    Text("<Response [4", _K.EXCEPTION, _S.MISTAKE, r"<Response \[4\d\d\]>", detail="a server refused", family="hub"),
+    Text("Max retries exceeded with url", _K.EXCEPTION, _S.OUTSIDE, detail="a server outside cannot be reached", family="hub"),
+    Text("CommError", _K.EXCEPTION, _S.OUTSIDE, r"wandb\.errors\.(?:errors\.)?CommError.{0,80}", detail="wandb's server", family="hub"),
+    Text("out of resource: shared memory", _K.EXCEPTION, _S.MISTAKE, detail="a kernel needs more shared memory than this GPU has", family="exception"),
     Text("bitsandbytes", _K.EXCEPTION, _S.VERSIONS, r"Could not (?:find|load) (?:the )?bitsandbytes .{0,60}", family="exception"),
-    Text("Client Error", _K.EXCEPTION, _S.PROGRAM, r"\b4\d\d Client Error.{0,80}", detail="the hub refused", family="hub"),
-    Text("gated repo", _K.EXCEPTION, _S.PROGRAM, detail="the hub refused: a gated repository", family="hub"),
-    Text("Error", _K.EXCEPTION, _S.PROGRAM, r"(?:GatedRepoError|RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|HfHubHTTPError|OfflineModeIsEnabled)\b",
+    Text("Client Error", _K.EXCEPTION, _S.MISTAKE, r"\b4\d\d Client Error.{0,80}", detail="the hub refused", family="hub"),
+    Text("gated repo", _K.EXCEPTION, _S.MISTAKE, detail="the hub refused: a gated repository", family="hub"),
+    Text("Error", _K.EXCEPTION, _S.MISTAKE, r"(?:GatedRepoError|RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|HfHubHTTPError|OfflineModeIsEnabled)\b",
          detail="the hub", family="hub"),
-    Text("huggingface.co", _K.EXCEPTION, _S.PROGRAM, r"[Cc]ould(?:n't| not) (?:connect to|reach) \W?https://huggingface\.co", detail="the hub cannot be reached", family="hub"),
+    Text("huggingface.co", _K.EXCEPTION, _S.OUTSIDE, r"[Cc]ould(?:n't| not) (?:connect to|reach) \W?https://huggingface\.co", detail="the hub cannot be reached", family="hub"),
     Text("ermission denied (publickey", _K.EXCEPTION, _S.SETTING, detail="ssh to the other nodes", family="sched"),
     Text("ost key verification failed", _K.EXCEPTION, _S.SETTING, detail="ssh to the other nodes", family="sched"),
     Text("reliably start one or more daemons", _K.LIMIT, _S.SETTING, detail="mpirun cannot start its daemon on a node", family="mpi"),
     Text("PMI support", _K.LIMIT, _S.VERSIONS, r"was not built with SLURM's PMI support", family="mpi"),
     Text("PMI2_Init failed", _K.LIMIT, _S.VERSIONS, family="mpi"),
-    Text("failed to create qp", _K.NCCL_WARN, _S.NIC, r"UCX {1,8}ERROR.{0,40}failed to create qp: .{0,40}", family="ucx"),
+    Text("failed to create qp", _K.CARRIER, _S.NIC, r"UCX {1,8}ERROR.{0,40}failed to create qp: .{0,40}", family="ucx"),
     Text("ssh", _K.EXCEPTION, _S.SETTING, r"not reachable via ssh|Command 'ssh .{0,120}exit status 255", detail="ssh to the other nodes",
          family="sched"),
     Text("have finished reduction in the prior iteration", _K.EXCEPTION, _S.PROGRAM, family="exception"),
     Text("inconsistent between workers", _K.COLLECTIVE_MISMATCH, _S.MISMATCH, r"gradients are inconsistent between workers", family="mismatch"),
-    Text("No backend type associated with device", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("TemplateError", _K.EXCEPTION, _S.PROGRAM, r"jinja2\.exceptions\.\w{0,30}Error.{0,80}", family="exception"),
+    Text("No backend type associated with device", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("TemplateError", _K.EXCEPTION, _S.MISTAKE, r"jinja2\.exceptions\.\w{0,30}Error.{0,80}", family="exception"),
     Text("Please install the package:", _K.EXCEPTION, _S.VERSIONS, r"Please install the package: `?pip install \S{1,60}", family="exception"),
-    Text("shapes cannot be multiplied", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("size mismatch for", _K.EXCEPTION, _S.PROGRAM, family="exception"),
-    Text("Expected all tensors to be on the same device", _K.EXCEPTION, _S.PROGRAM, family="exception"),
+    Text("shapes cannot be multiplied", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("size mismatch for", _K.EXCEPTION, _S.MISTAKE, family="exception"),
+    Text("Expected all tensors to be on the same device", _K.EXCEPTION, _S.MISTAKE, family="exception"),
     Text("does not require grad and does not have a grad_fn", _K.EXCEPTION, _S.PROGRAM, family="exception"),
     Text("symbol lookup error", _K.EXCEPTION, _S.VERSIONS, family="exception"),
     Text("Duplicate GPU detected", _K.NCCL_WARN, _S.SETTING, r"Duplicate GPU detected ?: rank (?P<rank>\d{1,6}) and rank (?P<ranks>\d{1,6})"),
@@ -692,7 +671,7 @@ ENDS: tuple[Text, ...] = (
     Text("exited on signal", _K.EXIT, _S.CRASHED, r"exited on signal (?P<code>11|7|4|8)\b", detail="signal", family="end"),
     Text("exited on signal", _K.EXIT, _S.ABORTED, r"exited on signal 6\b", detail="SIGABRT", family="end"),
     Text("Caught signal", _K.EXIT, _S.CRASHED, r"Caught signal (?P<code>11|4|8)\b", detail="signal", family="end"),
-    Text("ngine", _K.EXIT, _S.PEER_GONE, r"EngineDeadError|EngineCore (?:died|encountered a fatal error)|Engine core proc \S{0,40} ?died|Engine (?:loop|process) (?:is dead|died)",
+    Text("ngine", _K.EXIT, _S.TOLD, r"EngineDeadError|EngineCore (?:died|encountered a fatal error)|Engine core proc \S{0,40} ?died|Engine (?:loop|process) (?:is dead|died)",
          detail="the rollout engine's process ended", family="end"),
     Text("shared memory broadcast block", _K.HEARTBEAT_MONITOR, _S.WAITED, r"No available (?:shared memory broadcast )?block found in \d{1,6} second", detail="vLLM waits for one of its workers"),
     Text("illed when", _K.EXIT, _S.KILLED, r"[Ww]orker (?:process )?died or was killed (?:while|when) executing.{0,40}", detail="a worker died",
@@ -735,24 +714,4 @@ ENDS: tuple[Text, ...] = (
     Text("soft lockup", _K.KERNEL, _S.HOST_STUCK, r"soft lockup - CPU#\d{1,4} stuck", detail="kernel soft lockup"),
 )  # fmt: skip
 
-TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS
-
-#: An exception's last line, as Python prints it.
-EXCEPTION = re.compile(
-    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.{0,300})|\s*$)"
-)
-
-#: Exceptions that only the program itself can cause.
-PROGRAMS_OWN = MISTAKES | {
-    "ImportError", "ModuleNotFoundError", "FileNotFoundError", "UnicodeDecodeError", "JSONDecodeError", "UnpicklingError",
-    "NotADirectoryError", "FloatingPointError", "FileExistsError", "IsADirectoryError", "DatasetGenerationError", "PermissionError",
-}  # fmt: skip
-
-#: Exceptions that say nothing of who is at fault: torn-down peers, agents that report, people who pressed ^C.
-SECOND_HAND = frozenset({
-    "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ChildFailedError", "SignalException",
-    "KeyboardInterrupt", "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionAbortedError", "CancelledError",
-    "RayTaskError", "RayActorError", "ActorDiedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
-    "RendezvousConnectionError", "RendezvousTimeoutError", "TimeoutError", "TimeoutExpired", "OutOfMemoryError", "MemoryError",
-    "StopIteration", "DistributedError",
-})  # fmt: skip
+TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS + LISTED

@@ -281,11 +281,12 @@ def test_of_a_single_rank_that_waits_late_nobody_says_that_ranks_parted() -> Non
     assert (alone.fault, both.fault) == (Fault.HOST_HANG, Fault.DESYNC)
 
 
-def test_a_line_without_a_word_of_the_sieve_is_read_where_a_log_begins_and_not_beside_a_job() -> None:
+def test_a_line_without_a_word_of_the_sieve_is_read_where_a_log_begins_or_ends_and_not_beside_a_job() -> None:
     line = b"Node unexpectedly rebooted\n"
     assert [fact.sign for fact in Parser().read(line)] == [Sign.NODE_GONE]
     assert Parser(whole=0).read(line) == []
-    assert Parser().read(b"step 1\n" * 40_000 + line) == []
+    assert Parser().read(b"step 1\n" * 40_000 + line + b"step 1\n" * 40_000) == []
+    assert [fact.sign for fact in Parser().read(b"step 1\n" * 40_000 + line)] == [Sign.NODE_GONE]
 
 
 def test_names_of_files_tell_ranks_and_nodes() -> None:

@@ -66,7 +66,7 @@ LINES = [
     ("RuntimeError: The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE",
      Sign.SETTING, Fault.CONFIG),
     ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.", Sign.SETUP_WAITED,
-     Fault.HOST_HANG),
+     Fault.COORDINATOR),
     ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 29500).",
      Sign.COORDINATOR, Fault.COORDINATOR),
     ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
@@ -85,8 +85,8 @@ LINES = [
     ("n:1:2 [0] NCCL WARN NET/IB : req 0/1 tag 0 peer 192.0.2.6<5868> collective mismatch error, local size 496640 remote size 65536",
      Sign.MISMATCH, Fault.DESYNC),
     ("error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes", Sign.MISMATCH, Fault.DESYNC),
-    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.PROGRAM, Fault.USER_ERROR),
-    ("ValueError: mat1 and mat2 do not fit", Sign.PROGRAM, Fault.USER_ERROR),
+    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.MISTAKE, Fault.USER_ERROR),
+    ("ValueError: mat1 and mat2 do not fit", Sign.MISTAKE, Fault.USER_ERROR),
 ]  # fmt: skip
 
 
@@ -112,6 +112,13 @@ HEALTHY = [
     "INFO reward model: mean squared error 0.12, signal to noise 3.1",
     "Registered signal handlers for SIGTERM and SIGINT",
     "Warning: timeout for collectives is 600 s; heartbeat every 30 s",
+    "[W socket.cpp:601] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - Cannot assign requested address).",
+    "slurmstepd: error: couldn't chdir to `/home/u/x': No such file or directory: going to /tmp instead",
+    " [WARNING]  sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.3",
+    "wandb: Network error (ConnectionError), entering retry loop.",
+    "PING 192.0.2.2: 5 packets transmitted, 5 received, 0% packet loss, time 4ms",
+    "n:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+    "INFO 05-21 05:16:15 [gpu_worker.py:200] Available KV cache memory: 52.13 GiB",
 ]
 
 

@@ -467,7 +467,7 @@ def test_any_evidence_gives_a_whole_verdict_that_never_blames_who_only_waited(ev
 def test_every_sign_has_a_meaning_or_is_known_to_have_none() -> None:
     none = {Sign.NOISE, Sign.TOLD, Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED, Sign.HEALTHY, Sign.UNREACHABLE,
             Sign.NCCL_BROKEN, Sign.BEHIND, Sign.ONE_WAY, Sign.LOSSY, Sign.DELAYED,
-            Sign.ELSEWHERE, Sign.ENTERED, Sign.LEFT}  # fmt: skip
+            Sign.ELSEWHERE, Sign.ENTERED, Sign.LEFT, Sign.CUT_OFF}  # fmt: skip
     assert set(Sign) == none | set(MEANINGS) | set(CONSEQUENCES)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from elasticrl.contract.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.contract.verdict import Confidence, Fault, Verdict, rank_names
 from elasticrl.core.judge.case import Case, after, earliest, witnessed
-from elasticrl.core.judge.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS
+from elasticrl.core.judge.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, VAGUE
 
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
 TOGETHER_S = 2.0  # nodes that go within this went for one reason: a rack's power, a switch
@@ -41,9 +41,10 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
         first = earliest(deeper)
         said = [fact for fact in deeper if fact.kind is not Kind.EXIT and fact.rank in {None, first.rank}]
         first = earliest(said) if said and first.kind is Kind.EXIT else first
-    elif first.sign in {Sign.RAISED, Sign.ABSENT}:
+    elif first.sign in VAGUE | {Sign.ABSENT}:
         # It does not know; let everything speak that does.
-        known = [fact for fact in causes if fact.sign is not first.sign]
+        known = [fact for fact in causes if fact.sign not in {first.sign, *VAGUE}]
+        known = known or [fact for fact in causes if fact.sign is not first.sign and fact.sign is not Sign.RAISED]
         if known:
             first = earliest(known)
         elif (
@@ -101,6 +102,9 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         f.sign is not first.sign and MEANINGS[f.sign].depth == 0 and not after(f, first, NEAR_S) for f in case.causes
     ):
         confidence = min(confidence, Confidence.MEDIUM, key=list(Confidence).index)
+    if not case.facts.nodes and not witnessed(first) and (first.kind is Kind.CARRIER or _doubtful(case, first)):
+        # Of a job that is ours its nodes are known, and more than what its logs claim; of any other, logs are all there is.
+        confidence = Confidence.LOW
     return Verdict(
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,
         confidence=confidence,
@@ -111,6 +115,19 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         ),
         against=(meaning.contradicted_by, *doubts),
     )  # fmt: skip
+
+
+def _doubtful(case: Case, first: Evidence) -> bool:
+    """Whether a log claims a cause of another class beside it, which is as deep and as sure."""
+    meaning = MEANINGS[first.sign]
+    return any(
+        (other := MEANINGS[fact.sign]).fault is not meaning.fault
+        and other.depth <= meaning.depth
+        and other.confidence is not Confidence.LOW
+        and not witnessed(fact)
+        and not after(fact, first, NEAR_S)
+        for fact in case.causes
+    )
 
 
 def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], tuple[str, ...]]:

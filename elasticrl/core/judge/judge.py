@@ -16,7 +16,7 @@ from elasticrl.core.judge.causes import declared, deep, seen
 from elasticrl.core.judge.desync import apart, disagreed
 from elasticrl.core.judge.hangs import elsewhere, lagged, missing
 from elasticrl.core.judge.network import inside, never_worked, probed
-from elasticrl.core.judge.victims import aborted, followed, starved
+from elasticrl.core.judge.victims import aborted, cut_off, followed, starved
 
 
 def judge(evidence: Iterable[Evidence], facts: Known | None = None) -> Verdict:
@@ -50,4 +50,5 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     followed,  # no cause: what follows from one that is not shown
     missing,
     starved,  # nothing but waits
+    cut_off,  # nothing but a traceback without its end
 )

@@ -102,6 +102,37 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Fix the program at the line of the traceback; a restart would repeat it.",
         "the exception was caught, or came after the collective had failed", soft=True,
     ),
+    Sign.MISTAKE: Meaning(
+        Fault.USER_ERROR, _LOW, "raised an exception that most often is the program's own",
+        "Read the traceback of that rank; a setting or a library of another version can raise it too.",
+        "the same program and data work elsewhere", soft=True,
+    ),
+    Sign.FAILED: Meaning(
+        Fault.USER_ERROR, _LOW, "failed in its program, without naming a cause",
+        "Read the traceback of that rank, and what it printed before.",
+        "another rank failed earlier, or the same program works elsewhere", depth=1, soft=True,
+    ),
+    Sign.MISFIT: Meaning(
+        Fault.VERSION_MISMATCH, _LOW, "uses libraries that do not seem to fit each other, or the program",
+        "Compare the installed versions with those that the program was made for (pip list, its requirements).",
+        "the same versions work with this program elsewhere: then it is a mistake in the program", soft=True,
+    ),
+    Sign.UNSUITED: Meaning(
+        Fault.CONFIG, _LOW, "does not seem to suit its settings, or the place it runs in",
+        "Compare the setting that the line names with the number of nodes and GPUs, and with the job's limits.",
+        "the same settings work on the same nodes", depth=1, soft=True,
+    ),
+    Sign.CRAMPED: Meaning(
+        Fault.OOM_GPU, _LOW, "could not start a library on its GPU, most often for lack of memory",
+        "Look how much of the GPU's memory is used, and by whom; then compare the library's version with the driver.",
+        "memory was free: then the library does not fit the driver", depth=1, soft=True,
+    ),
+    Sign.OUTSIDE: Meaning(
+        Fault.NETWORK, _LOW, "could not use a server outside of the cluster",
+        "Check proxy, firewall and name resolution from that node, and whether the server is up; use local copies of models "
+        "and data.",
+        "the server refuses what was asked of it: then it is the program, or its credentials", soft=True,
+    ),
     Sign.UNJOINED: Meaning(
         Fault.USER_ERROR, _MEDIUM, "did not join",
         "Call elasticrl.runtime.join() in the program (job.program), once its imports are done: it takes the worker's rank. If "
@@ -215,6 +246,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "isolation.",
         "gloo between the same nodes fails too (then it is the network)", depth=1,
     ),
+    Sign.UNMET: Meaning(
+        Fault.COORDINATOR, _LOW, "waited at a rendezvous to which not all came in time",
+        "See which node or rank did not come: it never started, still prepares, looks for another address, or cannot reach the "
+        "rendezvous. Raise the timeout for long preparation.",
+        "the one that did not come is found alive and stuck (then its host is at fault)", depth=1,
+    ),
     Sign.COORDINATOR: Meaning(
         Fault.COORDINATOR, _MEDIUM, "lost the store that coordinates the job",
         "See why the process or node that hosts the store ended; put the store where no worker's death can take it (etcd).",
@@ -304,7 +341,11 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
-_ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
+#: Signs that say too little to speak beside others.
+VAGUE = frozenset({Sign.RAISED, Sign.FAILED, Sign.UNSUITED, Sign.CRAMPED})
+_ENDS = frozenset(
+    {Sign.UNKEPT, Sign.PROGRAM, Sign.MISTAKE, Sign.FAILED, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE}
+)
 _STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
 #: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
 EXPLAINS: Mapping[Sign, frozenset[Sign]] = {

@@ -6,7 +6,7 @@ The one idea: nobody is blamed for having waited. What such jobs turned out to h
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.verdict import Confidence, Fault, Verdict, rank_names
 from elasticrl.core.judge.case import Case
-from elasticrl.core.judge.meanings import CONSEQUENCES
+from elasticrl.core.judge.meanings import CONSEQUENCES, WATCHDOGS
 
 SHORT_TIMEOUT_MS = 120_000  # a collective timeout that a save or an evaluation on one rank easily exceeds
 HERE = ("localhost", "127.0.0.1", "::1")  # a far end of this name may be any process of that machine
@@ -30,8 +30,8 @@ def followed(case: Case) -> Verdict | None:
     """Consequences without a cause: somebody else is at fault, and the evidence does not show who."""
     for sign, meaning in CONSEQUENCES.items():
         told = [fact for fact in case.evidence if fact.sign is sign and not case.late(fact)]
-        if not told:
-            continue
+        if not told or (sign is Sign.ABORTED and any(wait.kind in WATCHDOGS for wait in case.waits)):
+            continue  # a watchdog that has waited in vain aborts: that says nothing new
         peers = tuple(sorted({fact.peer for fact in told if fact.peer and fact.peer not in HERE}))
         nodes = peers if sign is Sign.PEER_GONE and len(peers) == 1 else ()
         speak = {fact.rank for fact in case.evidence if fact.sign is not Sign.NOISE}
@@ -88,15 +88,17 @@ def starved(case: Case) -> Verdict | None:
     setup = [fact for fact in case.waits if fact.sign is Sign.SETUP_WAITED]
     if setup and not waited:
         absent = tuple(sorted({rank for fact in setup for rank in fact.ranks} - case.waiting))
-        return Verdict(
-            fault=Fault.HOST_HANG, ranks=absent, because=tuple(setup[:4]),
-            cause=f"{who} waited for {rank_names(absent) or 'the others'} at the rendezvous of a group and it did not "
-            "come in time: still loading or "
-            "preparing, never started, or not reachable",
-            remedy="See what the absent rank did meanwhile; raise the timeout for long preparation; check the interface "
-            "(not lo) and the port.",
-            against=("the absent rank was waiting too (then the network between them is at fault)",),
-        )  # fmt: skip
+        cause = (
+            f"{who} waited for {rank_names(absent) or 'the others'} at the rendezvous of a group and it did not come in time: "
+            "still loading or preparing, never started, or not reachable"
+        )
+        remedy = (
+            "See what the absent rank did meanwhile; raise the timeout for long preparation; check the interface (not lo) and "
+            "the port."
+        )
+        against = ("the absent rank was waiting too (then the network between them is at fault)",)
+        fault = Fault.HOST_HANG if absent else Fault.COORDINATOR  # of nobody it is known that it was reached at all
+        return Verdict(fault=fault, ranks=absent, because=tuple(setup[:4]), cause=cause, remedy=remedy, against=against)
     stuck = [fact for fact in case.waits if fact.sign is Sign.WATCHDOG_STUCK]
     what = (
         "the watchdog of " + who + " made no progress: a CUDA or NCCL call that does not return, or a held GIL"
@@ -113,4 +115,20 @@ def starved(case: Case) -> Verdict | None:
         "flight recorder (TORCH_FR_BUFFER_SIZE=2000).",
         against=("all ranks are in the same collective (then it is network or fabric)",
                  "the ranks are in different collectives (then it is desync)"),
+    )  # fmt: skip
+
+
+def cut_off(case: Case) -> Verdict | None:
+    """Nothing but a traceback without its last line: what raised is not known, and most often it is the program."""
+    cut = [fact for fact in case.evidence if fact.sign is Sign.CUT_OFF]
+    if not cut:
+        return None
+    ranks = tuple(sorted({fact.rank for fact in cut if fact.rank is not None}))
+    who = rank_names(ranks) or "one rank"
+    return Verdict(
+        fault=Fault.USER_ERROR, confidence=Confidence.LOW, because=tuple(cut[:4]),
+        cause=f"{who} raised something that the log does not show ({cut[0].detail}): most likely an exception of the program's "
+        "own",
+        remedy="Read the end of that traceback: the log breaks off before it.",
+        against=("the end of the traceback names something else",),
     )  # fmt: skip
