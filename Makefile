@@ -6,7 +6,7 @@ SEEDS ?= 250
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf trainers compat diagnose-held docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf hf-versions trainers compat diagnose-held docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -19,6 +19,7 @@ help:
 	@echo "make diagnose-held  how often diagnose is right about logs that its rules were not written for"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
 	@echo "make compat the runtime on other versions of torch (several GB)"
+	@echo "make hf-versions  level exact on other versions of transformers and TRL"
 	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
@@ -180,6 +181,16 @@ hf: setup $(VENV)/.stamp-hf
 # imports triton (1 GB).
 TITAN := torchtitan==0.3.0 spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 \
   einops==0.8.2 docstring_parser==0.18.0 typeguard==4.6.1 shtab==1.13.0 triton==3.9.0
+# The newest versions of what Hugging Face makes, and older ones, in folders of their own before those of constraints.txt. TRL 1.15 is
+# left out: its trainers ask for triton's kernels, which a CPU has none of.
+HF_NEW := transformers==5.24.0 trl==1.16.0 accelerate==1.15.0 peft==0.21.2
+HF_OLD := transformers==5.18.0 trl==1.14.2 accelerate==1.14.0 peft==0.21.1
+hf-versions: setup $(VENV)/.stamp-hf
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/hf-new $(HF_NEW)
+	ELASTICRL_HF=required PYTHONPATH=$(CURDIR)/$(VENV)/hf-new $(BIN)/python -m pytest tests/hf/test_hf_exact.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/hf-old $(HF_OLD)
+	ELASTICRL_HF=required PYTHONPATH=$(CURDIR)/$(VENV)/hf-old $(BIN)/python -m pytest tests/hf/test_hf_exact.py
+
 $(VENV)/.stamp-trainers: $(VENV)/.stamp-hf
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/trl112 trl==1.12.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
