@@ -110,7 +110,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
+    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function", "evaluate.every",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.reward.strategy",
 )  # fmt: skip
@@ -120,7 +120,7 @@ def _beyond_teams(t: Tree) -> list[str]:
     """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
     by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
     """
-    usual = {"rollout.engine": "torch", "model.lora.rank": 0}
+    usual = {"rollout.engine": "torch", "model.lora.rank": 0, "evaluate.every": 0}
     off = {None, "none", "replicated"}
     found: list[str] = []
     for key in _NO_TEAMS:
@@ -130,6 +130,22 @@ def _beyond_teams(t: Tree) -> list[str]:
         if value != usual[key] if key in usual else value not in off:
             found.append(f"{key}: {value}")
     return found
+
+
+def _beyond_evaluation(t: Tree) -> list[str]:
+    """What is set that evaluations do not know. Where rollout nodes or vLLM generate, a worker may not be able to."""
+    return [
+        *([f"algorithm: {t.ppo.algorithm}"] if not _generates(t) else []),
+        *([f"environment.function: {t.environment.function}"] if t.environment.function else []),
+        *([f"engine: {t.rollout.engine}"] if t.rollout.engine == "vllm" else []),
+        *([f"{t.rollout.nodes} rollout nodes"] if t.rollout.nodes else []),
+        *(["value_head: tied under fsdp"] if _tied_apart(t) else []),
+    ]
+
+
+def _tied_apart(t: Tree) -> bool:
+    """The actor's value head is its own model's, whose layers are sharded with it: torch would generate past their gathering."""
+    return t.model.value_head == "tied" and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
 
 
 def _teams(t: Tree) -> int:
@@ -677,6 +693,46 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of the three is set",
         remedy="Set exactly one of function, model and url under reward.",
     ),
+    # Held-out prompts.
+    Relation(
+        keys=("evaluate.every", "evaluate.prompts", "job.program"),
+        rule="must be 0 without evaluate.prompts",
+        broken=lambda t: _ours(t) and t.evaluate.every > 0 and t.evaluate.prompts is None,
+        values=lambda t: f"it is {t.evaluate.every}, and prompts is null",
+        remedy="Write a file of held-out prompts as prompts under evaluate, or set every: 0.",
+    ),
+    Relation(
+        keys=("evaluate.at_start", "evaluate.every", "job.program"),
+        rule="must be false with evaluate.every: 0, which makes no evaluation",
+        broken=lambda t: _ours(t) and t.evaluate.at_start and t.evaluate.every == 0,
+        values="it is true",
+        remedy="Set every, or remove at_start.",
+    ),
+    Relation(
+        keys=(
+            "evaluate.every", "ppo.algorithm", "environment.function", "rollout.engine", "rollout.nodes", "model.value_head",
+            "model.strategy", "placement.actor.strategy", "job.program",
+        ),
+        rule="must be 0 with what an evaluation cannot do: it generates one answer to a prompt, in the worker, and scores it",
+        broken=lambda t: _ours(t) and t.evaluate.every > 0 and bool(_beyond_evaluation(t)),
+        values=lambda t: f"it is {t.evaluate.every}, with {' and '.join(_beyond_evaluation(t))}",
+        remedy="Set evaluate.every: 0, or rollout.engine: torch or served without nodes, and an algorithm that has a reward.",
+    ),
+    Relation(
+        keys=("evaluate.max_tokens", "rollout.max_tokens", "job.program"),
+        rule="must not exceed rollout.max_tokens, the longest answer that rewards are made for",
+        broken=lambda t: _ours(t) and (t.evaluate.max_tokens or 0) > t.rollout.max_tokens,
+        values=lambda t: f"{t.evaluate.max_tokens} is over {t.rollout.max_tokens}",
+        remedy=lambda t: f"Lower it to {t.rollout.max_tokens}, or remove it.",
+    ),
+    Relation(
+        keys=("evaluate.samples", "evaluate.temperature", "job.program"),
+        rule="should be 1 at temperature 0, where all answers to a prompt are the same",
+        broken=lambda t: _ours(t) and t.evaluate.samples > 1 and t.evaluate.temperature == 0.0,
+        values=lambda t: f"it is {t.evaluate.samples}",
+        remedy="Set samples: 1, or temperature: 1.",
+        level="warning",
+    ),
     Relation(
         keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
         rule="must be null but for ppo and grpo with rollout.engine: torch or served, which go on after a reply",
@@ -958,12 +1014,7 @@ RELATIONS: tuple[Relation, ...] = (
             "job.program",
         ),
         rule="must be served or vllm with a tied value head under fsdp: torch would generate past the head's gathering",
-        broken=lambda t: (
-            _generates(t)
-            and t.rollout.engine == "torch"
-            and t.model.value_head == "tied"
-            and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
-        ),
+        broken=lambda t: _generates(t) and t.rollout.engine == "torch" and _tied_apart(t),
         values="it is torch, with value_head: tied, and fsdp shards the actor",
         remedy="Set engine: served for the same bits from a process of its own, or value_head: separate.",
     ),

@@ -372,6 +372,37 @@ class Rollout(Section):
     vllm: Vllm = Vllm()
 
 
+class Evaluate(Section):
+    """Held-out prompts that the policy answers now and then. What they score is reported, and never trained on."""
+
+    every: Whole = 0
+    """Steps between evaluations; one more is made after job.steps. Less sees more, at the time that they take. 0: none is
+    made."""
+    at_start: bool = False
+    """true evaluates the weights that the job begins with too."""
+    prompts: Text | None = None
+    """A file or folder of prompts, or with data.format datasets a name; read as the section data says (format, prompt,
+    chat_template, max_prompt)."""
+    split: Text = "test"
+    """Which split of a dataset; only with data.format datasets."""
+    limit: Whole = 0
+    """The first so many prompts of it. Fewer take less time, and say less. 0: all."""
+    samples: Count = 1
+    """Answers to each prompt. With n of them pass@1 to pass@n are reported; more tell them better, at more time."""
+    temperature: Amount | None = None
+    """Sampling temperature; 0 takes the likeliest token. null: 0 with one answer, rollout.temperature with several."""
+    top_p: Share = 1.0
+    """The share of probability sampled from. Less cuts off unlikely tokens."""
+    top_k: Whole = 0
+    """Sample from so many likeliest tokens. 0: from all."""
+    max_tokens: Count | None = None
+    """Tokens of an answer at most. null: rollout.max_tokens, and never more than that."""
+    threshold: float = 1.0
+    """The score at which an answer passes. More demands more."""
+    shown: Whole = 4
+    """Prompts whose first answer is in the report, with its score. More show more, in longer logs."""
+
+
 class Data(Section):
     """Where prompts come from."""
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elasticrl.config.training import Reward
+    from elasticrl.ppo.prompts import Prompt
 
 
 MAX_REPLY = 64 << 20
@@ -70,6 +71,17 @@ class Answer:
     record: Mapping[str, Any] = field(default_factory=dict)  # the prompt's other fields
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What a lane's answers scored. `parts`: what each of several rewards said, before it was weighed; of one alone nothing.
+
+    Example: Scored(scores=[0.7], parts={"correct": [1.0], "brief": [-0.6]})
+    """
+
+    scores: list[Score]
+    parts: Mapping[str, list[Score]] = field(default_factory=dict)
+
+
 class Scorer(Protocol):
     """Anything that scores."""
 
@@ -92,6 +104,44 @@ def checked(who: str, scores: Any, answers: Sequence[Answer]) -> list[Score]:
             )
         if not all(map(math.isfinite, score if isinstance(score, list) else [score])):
             raise RewardError(f"{who} scored sample {answer.id} with {score}, which would poison the whole batch")
+    return found
+
+
+def answer_of(tokenizer: Any, name: str, prompt: Prompt, row: Rows) -> Answer:
+    """A sample's row, as a scorer sees it."""
+    said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()
+    return Answer(
+        id=name,
+        prompt=prompt.text,
+        response=tokenizer.decode(said, skip_special_tokens=True),
+        pieces=tuple(tokenizer.decode([token]) for token in said),
+        tokens=tuple(row["tokens"][row["attention"]].tolist()),
+        ended=bool(row["ended"]),
+        record=prompt.record,
+    )
+
+
+def total(score: Score) -> float:
+    """Of the whole answer. Example: 1.5 of [0.5, 1.0, 0.0]"""
+    return math.fsum(score) if isinstance(score, list) else score
+
+
+def scores_of(
+    scorer: Scorer, lanes: Sequence[Sequence[Answer]], *, within: Callable[[int], AbstractContextManager[None]], most: int = 0
+) -> list[Scored]:
+    """Several lanes' answers scored: an endpoint is asked about all of them at once, what computes here takes one after the
+    other. `within` is what surrounds the lane at that place, for what draws random numbers. `most`: answers that a lane may have.
+    """
+    if isinstance(scorer, Endpoint):
+        return [Scored(scores=scores) for scores in scorer.each(lanes)]
+    found = []
+    for place, answers in enumerate(lanes):
+        with within(place):
+            if isinstance(scorer, RewardModel):
+                scores = scorer.score(answers, most=most)
+            else:
+                scores = scorer.score(answers) if answers else []
+        found.append(Scored(scores=scores))
     return found
 
 
@@ -140,8 +190,10 @@ class RewardModel:
     judge: Judge | None = None  # whoever has the model in our place
 
     @torch.no_grad()
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        """At each answer's last token."""
+    def score(self, answers: Sequence[Answer], *, most: int = 0) -> list[Score]:
+        """At each answer's last token. `most`: answers of a lane that has more than this one: where passes are collective, all
+        make as many.
+        """
         width = self.sizes.sample
         tokens = torch.full((len(answers), width), self.pad)
         attention = torch.zeros(len(answers), width, dtype=torch.bool)
@@ -151,7 +203,7 @@ class RewardModel:
         rows = {"tokens": tokens, "attention": attention, "mask": attention[:, self.sizes.prompt :]}
         cut = blocks(torch.arange(len(answers)), rows, self.sizes)
         if self.collective:
-            cut += [nothing(self.sizes)] * (self.sizes.parts(len(answers)) - len(cut))
+            cut += [nothing(self.sizes)] * (self.sizes.parts(max(len(answers), most)) - len(cut))
         found = torch.zeros(len(answers))
         for block, scores in zip(cut, self._said([take(rows, block) for block in cut]), strict=True):
             found[block.index] = scores[: len(block.index)]
