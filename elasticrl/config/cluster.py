@@ -252,9 +252,9 @@ class Phase(Section):
     """Seconds. All updates of a step; covers the wait for a vault copy. More for a larger batch."""
     sync_s: Seconds | None = None
     """Seconds. Weights to the rollout engine. Has to cover rollout.sync_timeout."""
-    evaluate_s: Seconds | None = 300.0
-    """Seconds. An evaluation, one pass of its prompts after the other, each with its answers; then their scores. More allows
-    longer answers."""
+    evaluate_s: Seconds | None = None
+    """Seconds. A pass of an evaluation: as many answers as are generated at once; and all their scores. More allows longer
+    answers."""
     save_s: Seconds | None = None
     """Seconds. What a save asks of the training thread; the writing is done elsewhere."""
     reform_s: Seconds | None = None

@@ -144,7 +144,7 @@ def _beyond_evaluation(t: Tree) -> list[str]:
 
 
 def _tied_apart(t: Tree) -> bool:
-    """The actor's value head is its own model's, whose layers are sharded with it: torch would generate past their gathering."""
+    """The value head is on the actor, whose layers are sharded: torch would generate past their gathering."""
     return t.model.value_head == "tied" and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
 
 
@@ -710,8 +710,15 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=(
-            "evaluate.every", "ppo.algorithm", "environment.function", "rollout.engine", "rollout.nodes", "model.value_head",
-            "model.strategy", "placement.actor.strategy", "job.program",
+            "evaluate.every",
+            "ppo.algorithm",
+            "environment.function",
+            "rollout.engine",
+            "rollout.nodes",
+            "model.value_head",
+            "model.strategy",
+            "placement.actor.strategy",
+            "job.program",
         ),
         rule="must be 0 with what an evaluation cannot do: it generates one answer to a prompt, in the worker, and scores it",
         broken=lambda t: _ours(t) and t.evaluate.every > 0 and bool(_beyond_evaluation(t)),

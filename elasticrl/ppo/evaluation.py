@@ -1,9 +1,9 @@
 """An evaluation: held-out prompts that the policy answers now and then, what it scored, and how many prompts it passed.
 
-The idea: nothing of training is touched. The answers are generated in the worker, by the trainer's own weights, with noise that
-belongs to a prompt and to nothing else: the same in each evaluation, so that only the weights differ between two. Prompts belong
-to lanes by their number, and all figures come from one tally that is folded in the order of lanes, so they are the same for any
-number of workers. What a fault cuts short is made again.
+The idea: nothing of training is touched. The answers are generated in the worker, by the trainer's own weights. Their noise
+belongs to a prompt and to nothing else: it is the same in each evaluation, so only the weights differ between two. Prompts
+belong to lanes by their number, and all figures come from one tally that is folded in the order of lanes, so they are the same
+for any number of workers. What a fault cuts short is made again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Evaluation:
         self._at_start: Evaluated | None = None
 
     def before(self, step: int, scorer: Scorer | None, tokenizer: Any, idle: Idle) -> Evaluated | None:
-        """Of the weights that the job begins with, if it begins here. They are gone after the first update: figures are state."""
+        """Of the weights that the job begins with, if it begins here. They are gone after the first update, so the figures are
+        state.
+        """
         if step or not self.asked.at_start:
             return None
         facts = self.run.buffer.facts
@@ -115,7 +117,9 @@ class Evaluation:
             rows: list[Rows] = []
             for at in range(0, self._most if self.run.lockstep else len(requests), self.engine.rows):
                 with self.run.phase("evaluate"):
-                    samples = self.engine.generate(self._block(requests[at : at + self.engine.rows]), version=self.run.version)
+                    samples = self.engine.generate(
+                        self._block(requests[at : at + self.engine.rows]), version=self.run.version
+                    )
                 if samples.ids:
                     rows += _each(rows_of(samples))
             found[lane] = [

@@ -127,10 +127,14 @@ def total(score: Score) -> float:
 
 
 def scores_of(
-    scorer: Scorer, lanes: Sequence[Sequence[Answer]], *, within: Callable[[int], AbstractContextManager[None]], most: int = 0
+    scorer: Scorer,
+    lanes: Sequence[Sequence[Answer]],
+    *,
+    within: Callable[[int], AbstractContextManager[None]],
+    most: int = 0,
 ) -> list[Scored]:
     """Several lanes' answers scored: an endpoint is asked about all of them at once, what computes here takes one after the
-    other. `within` is what surrounds the lane at that place, for what draws random numbers. `most`: answers that a lane may have.
+    other. `within` surrounds the lane at that place, for what draws random numbers. `most`: answers that a lane may have.
     """
     if isinstance(scorer, Endpoint):
         return [Scored(scores=scores) for scores in scorer.each(lanes)]

@@ -75,7 +75,9 @@ def job(
     if evaluate is not None:
         held_out, drawn = Digits(tokenizer, 3), replace(sampling, temperature=float(evaluate.temperature or 0.0))
         its = TorchEngine(body, drawn)
-        evaluation = Evaluation(run, its, [held_out[i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps)
+        evaluation = Evaluation(
+            run, its, [held_out[i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps
+        )
     trainer = Trainer(
         run,
         Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer),
