@@ -366,6 +366,9 @@ class Checkpoint(Section):
     """Checkpoints. The newest so many are kept. More allow to step back further from a bad one, at more disk."""
     keep_every: Whole = 0
     """Steps. Those at multiples of this are kept for good. 0: none are."""
+    keep_best: bool = False
+    """true keeps also the one with the best score of an evaluation (evaluate.every), until a better one is committed. It costs
+    the disk space of one more."""
     timeout_s: Seconds = 1800.0
     """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
     storage; less reports a dead file server sooner."""

@@ -649,6 +649,27 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write keep_every: {_multiple(t.checkpoint.keep_every, t.checkpoint.every)}.",
     ),
     Relation(
+        keys=("checkpoint.keep_best", "evaluate.every", "job.program"),
+        rule="must be false without evaluate.every, as nothing has a score",
+        broken=lambda t: _ours(t) and t.checkpoint.keep_best and t.evaluate.every == 0,
+        values="it is true",
+        remedy="Set evaluate.every and evaluate.prompts, or remove keep_best.",
+    ),
+    Relation(
+        keys=("checkpoint.keep_best", "checkpoint.every", "evaluate.every", "job.program"),
+        rule="should go with an evaluate.every that is a multiple of checkpoint.every, or divides it: only what is saved and"
+        " evaluated can be the best",
+        broken=lambda t: (
+            _ours(t)
+            and t.checkpoint.keep_best
+            and t.evaluate.every > 0
+            and gcd(t.checkpoint.every, t.evaluate.every) != min(t.checkpoint.every, t.evaluate.every)
+        ),
+        values=lambda t: f"checkpoint.every is {t.checkpoint.every}, and evaluate.every {t.evaluate.every}",
+        remedy=lambda t: f"Write evaluate.every: {_multiple(t.evaluate.every, t.checkpoint.every)}.",
+        level="warning",
+    ),
+    Relation(
         keys=("vault.timeout", "timeouts.phase.update", "timeouts.default_phase"),
         rule="must be under the budget of the phase update, which waits for the copy",
         broken=lambda t: t.vault.timeout_s >= _caps(t)["update"],

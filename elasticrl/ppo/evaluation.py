@@ -59,16 +59,17 @@ class Evaluated:
 
 
 class Evaluation:
-    """`prompts` are dealt to `lanes`; `engine` generates by the trainer's own weights. `tell` brings each rank's words to all.
-    `steps` is the job's length, 0 for no end.
+    """`prompts` are dealt to `lanes`; `engine` generates by the trainer's own weights. `tell` brings each rank's words to all,
+    `says` is told what a step's weights scored. `steps` is the job's length, 0 for no end.
     """
 
     def __init__(
         self, run: Run, engine: TorchEngine, prompts: Sequence[Prompt], asked: Evaluate, *,
         lanes: int, steps: int = 0, tell: Callable[[Any], list[Any]] = lambda words: [words],
+        says: Callable[[float], None] = lambda _score: None,
     ) -> None:  # fmt: skip
         self.run, self.engine, self.prompts, self.asked = run, engine, prompts, asked
-        self.lanes, self.steps, self._tell = lanes, steps, tell
+        self.lanes, self.steps, self._tell, self._says = lanes, steps, tell, says
         self._most = -(-len(prompts) // lanes) * asked.samples  # answers of a lane
         self._at_start: Evaluated | None = None
 
@@ -93,6 +94,7 @@ class Evaluation:
             return None
         found = self._made(step + 1, scorer, tokenizer, idle)
         self.run.buffer.facts |= {FACTS + name: value for name, value in found.figures.items()}
+        self._says(found.figures["score"])
         return found
 
     def _made(self, step: int, scorer: Scorer | None, tokenizer: Any, idle: Idle) -> Evaluated:

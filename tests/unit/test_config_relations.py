@@ -615,6 +615,22 @@ CASES = [
         "Set samples: 1, or temperature: 1.",
     ),
     Case(
+        "checkpoint.keep_best",
+        "as nothing has a score",
+        ["checkpoint.keep_best=true"],
+        "it is true",
+        ["evaluate.every=100", "evaluate.prompts=h"],
+        "Set evaluate.every and evaluate.prompts",
+    ),
+    Case(
+        "checkpoint.keep_best",
+        "only what is saved and evaluated",
+        ["checkpoint.keep_best=true", "evaluate.every=30", "evaluate.prompts=h"],
+        "checkpoint.every is 100, and evaluate.every 30",
+        ["evaluate.every=100"],
+        "Write evaluate.every: 100.",
+    ),
+    Case(
         "environment.function",
         "which go on after a reply",
         ["environment.function=tools:Search", "rollout.engine=vllm"],
