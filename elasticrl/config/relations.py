@@ -5,9 +5,10 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 Long because it is one table.
 """
 
+import re
 from collections.abc import Callable
 from itertools import combinations
-from math import ceil, gcd
+from math import ceil, gcd, isfinite
 from os import fsencode
 from socket import gethostname
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.base.expression import expected
 from elasticrl.base.value import dataclass
 from elasticrl.config.ports import PORTS, Listener
-from elasticrl.config.section import leaves
+from elasticrl.config.section import FUNCTION, URL, leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
 from elasticrl.contract.level import means_of
@@ -114,6 +115,7 @@ _NO_TEAMS = (
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.reward.strategy",
 )  # fmt: skip
+PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 
 
 def _beyond_teams(t: Tree) -> list[str]:
@@ -129,7 +131,7 @@ def _beyond_teams(t: Tree) -> list[str]:
             value = getattr(value, word)
         if value != usual[key] if key in usual else value not in off:
             found.append(f"{key}: {value}")
-    return found
+    return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]
 
 
 def _beyond_evaluation(t: Tree) -> list[str]:
@@ -182,7 +184,35 @@ def _reward_s(t: Tree) -> float:
 
 
 def _scorers(t: Tree) -> list[str]:
-    return [name for name, value in t.reward if name in {"function", "model", "url"} and value is not None]
+    return [name for name in ("function", "model", "url", "parts") if getattr(t.reward, name)]
+
+
+def _too_many_scorers(t: Tree) -> bool:
+    found = set(_scorers(t))
+    alone = len(found) == 1 or found == {"parts", "model"}
+    return not alone and (bool(found) or t.environment.function is None)
+
+
+def _odd_parts(t: Tree) -> list[str]:
+    """Parts of a reward that are no function and no endpoint, or whose name would be none of a curve."""
+    parts = t.reward.parts.items()
+    right = {name for name, where in parts if re.match(FUNCTION, where) or re.match(URL, where)}
+    return [
+        f"{name}: {where}" for name, where in parts if name not in right or not re.match(PART, name) or name == "model"
+    ]
+
+
+def _odd_weights(t: Tree) -> list[str]:
+    """Weights that belong to no part, or are no number."""
+    names = {*t.reward.parts, *(["model"] if t.reward.parts and t.reward.model else [])}
+    return [f"{name}: {text}" for name, text in t.reward.weights.items() if name not in names or not _is_number(text)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _inexact(t: Tree) -> list[str]:
@@ -566,7 +596,7 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set model.strategy: fsdp, or tp: 1.",
     ),
     Relation(
-        keys=("model.tp", "job.program", *_NO_TEAMS),
+        keys=("model.tp", "job.program", *_NO_TEAMS, "reward.parts"),
         rule="must be 1 with what elasticrl.ppo cannot do in teams yet",
         broken=lambda t: _ours(t) and t.model.tp > 1 and bool(_beyond_teams(t)),
         values=lambda t: f"it is {t.model.tp}, with {', '.join(_beyond_teams(t))}",
@@ -708,11 +738,33 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Write the prompts' file as path under data.",
     ),
     Relation(
-        keys=("reward.function", "reward.model", "reward.url", "environment.function", "ppo.algorithm", "job.program"),
-        rule="must be the only scorer, or model or url in its place; an environment scores by itself, or with one beside",
-        broken=lambda t: _generates(t) and len(_scorers(t)) not in ({0, 1} if t.environment.function else {1}),
-        values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of the three is set",
-        remedy="Set exactly one of function, model and url under reward.",
+        keys=(
+            "reward.function",
+            "reward.model",
+            "reward.url",
+            "reward.parts",
+            "environment.function",
+            "ppo.algorithm",
+            "job.program",
+        ),
+        rule="must be the only scorer, or model, url or parts in its place; an environment scores alone, or with one beside",
+        broken=lambda t: _generates(t) and _too_many_scorers(t),
+        values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of them is set",
+        remedy="Set exactly one of function, model and url under reward; or list several as parts.",
+    ),
+    Relation(
+        keys=("reward.parts", "job.program"),
+        rule="must each be a word with module:function or http://..., and none called model, as reward.model is",
+        broken=lambda t: _ours(t) and bool(_odd_parts(t)),
+        values=lambda t: f"not so are {', '.join(_odd_parts(t))}",
+        remedy="Write each as correct: rewards:correct, or judge: http://judge:8000/score.",
+    ),
+    Relation(
+        keys=("reward.weights", "reward.parts", "reward.model", "job.program"),
+        rule="must each be a number, for a name under reward.parts (or model, if reward.model is beside them)",
+        broken=lambda t: _ours(t) and bool(_odd_weights(t)),
+        values=lambda t: f"not so are {', '.join(_odd_weights(t))}",
+        remedy="Write each as correct: 1.0, with the name of a part.",
     ),
     # Held-out prompts.
     Relation(
@@ -976,13 +1028,14 @@ RELATIONS: tuple[Relation, ...] = (
             "reward.timeout",
             "reward.retries",
             "reward.url",
+            "reward.parts",
             "timeouts.phase.reward",
             "timeouts.default_phase",
             "job.program",
             "ppo.algorithm",
         ),
         rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
-        broken=lambda t: _generates(t) and t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
+        broken=lambda t: _generates(t) and bool(t.reward.urls) and _reward_s(t) >= _caps(t)["reward"],
         values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",
         remedy=lambda t: (
             f"Raise timeouts.phase.reward to {_over(_reward_s(t))} or lower timeout to "

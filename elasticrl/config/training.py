@@ -247,7 +247,7 @@ class Placement(Section):
 
 
 class Reward(Section):
-    """What scores a sample: exactly one of function, model and url."""
+    """What scores a sample: exactly one of function, model and url; or several parts, with or without a model beside them."""
 
     function: Function | None = None
     """A Python function as module:function, called with a batch of samples in the worker."""
@@ -255,6 +255,12 @@ class Reward(Section):
     """A reward model: a folder, or a name on the Hugging Face hub."""
     url: Url | None = None
     """An HTTP endpoint that takes a batch of samples as JSON. Its answers are recorded, so that a replay uses the same."""
+    parts: Mapped = Names()
+    """Several rewards, each a name with its function (module:function) or its endpoint (http://...). A score is the sum of
+    theirs, each times its weight. With model that is a part too, called model. Endpoints are asked at once. Each part's mean is
+    among a step's metrics (reward/NAME)."""
+    weights: Mapped = Names()
+    """The weight of each part, by its name. A part that is not named weighs 1."""
     timeout_s: Seconds = 10.0
     """Seconds for one request to the endpoint. More suits a slow scorer; less notices a dead one sooner."""
     retries: Whole = 3
@@ -263,6 +269,19 @@ class Reward(Section):
     at_once: Count = 4
     """Requests that a worker has under way at the endpoint; each asks for one lane's answers. More is faster where the endpoint
     serves several at once; 1 asks one after the other."""
+
+    @property
+    def asked(self) -> bool:
+        """Something scores."""
+        return bool(self.function or self.model or self.url or self.parts)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All endpoints."""
+        return (
+            *([self.url] if self.url else ()),
+            *(it for it in self.parts.values() if it.startswith(("http://", "https://"))),
+        )
 
 
 class Environment(Section):

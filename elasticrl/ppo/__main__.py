@@ -133,7 +133,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         ),
         group=ppo.group,
     )  # fmt: skip
-    scored = any((tree.reward.function, tree.reward.model, tree.reward.url)) or tree.environment.function is None
+    scored = tree.reward.asked or tree.environment.function is None
     scorer = (
         rewards.of(
             tree.reward,
@@ -185,8 +185,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
     def hold(trained: Mapping[str, nn.Module], ref: nn.Module | None, reward: nn.Module | None) -> None:
         trainer.roles = replace(trainer.roles, actor=trained["actor"], critic=trained.get("critic"), ref=ref)
-        if isinstance(scorer, rewards.RewardModel):
-            trainer.scorer = replace(scorer, model=reward) if reward is not None else scorer
+        if scorer is not None and reward is not None:
+            trainer.scorer = rewards.with_model(scorer, reward)
         trainer.idle = idle_of(tree, trainer)
         for each in (engine, trainer.evaluation and trainer.evaluation.engine):
             if isinstance(each, TorchEngine):
@@ -424,10 +424,10 @@ def at_first(given: nn.Module | Build) -> nn.Module:
 def idle_of(tree: Tree, trainer: Trainer) -> Idle:
     """The roles that are put away while they have nothing to do. DeepSpeed puts away its own."""
     placement, roles = tree.placement, trainer.roles
-    scorer = trainer.scorer
+    scorer = rewards.model_of(trainer.scorer)
     models_of: dict[str, nn.Module | None] = {
         "actor": roles.actor, "critic": roles.critic, "ref": roles.ref,
-        "reward": scorer.model if isinstance(scorer, rewards.RewardModel) else None,
+        "reward": scorer and scorer.model,
     }  # fmt: skip
     asked = {
         "actor": placement.actor.offload, "critic": placement.critic.offload,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.ppo.generation import rows_of
-from elasticrl.ppo.rewards import RewardModel, answer_of, scores_of, total
+from elasticrl.ppo.report import AT_START, FACTS, parts_said
+from elasticrl.ppo.rewards import answer_of, scores_of, total
 from elasticrl.ppo.rollout.engine import Request
 from elasticrl.ppo.sizes import width_of
 from elasticrl.runtime.rng import Streams, seed
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from elasticrl.ppo.run import Run
 
 CUT = 400  # characters of a prompt or an answer that is shown
-FACTS = "evaluate."  # figures of the weights that a step ends with, among its facts
-AT_START = "evaluate_start."  # of those that it begins with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +145,11 @@ class Evaluation:
         return [Request(id=r.id, prompt=r.prompt, seed=r.seed, width=width) for r, _ in requests]
 
     def _scored(self, scorer: Scorer, answers: Mapping[int, list[Answer]]) -> dict[int, Scored]:
-        todo = list(answers)
-        if isinstance(scorer, RewardModel) and scorer.collective:
-            todo = list(self.run.lanes)
         streams = Streams(seed=self.run.streams.seed)
-        found = scores_of(
-            scorer, [answers[lane] for lane in todo], most=self._most,
-            within=lambda place: streams.at(lane=todo[place]).ambient("evaluate"),
+        return scores_of(
+            scorer, answers, rounds=self.run.lanes, most=self._most,
+            within=lambda lane: streams.at(lane=lane).ambient("evaluate"),
         )  # fmt: skip
-        return dict(zip(todo, found, strict=True))
 
     def _tally(self, answers: Sequence[Answer], scored: Scored) -> Tally:
         tally, n = Tally(), self.asked.samples
@@ -174,10 +169,7 @@ class Evaluation:
         found = {"score": score.mean, "score_std": score.std(), "length": moments["length"].mean}
         found |= {"ended": sums.pop("ended") / max(score.count, 1.0)}
         found |= {name: sums[name] / prompts for name in sorted(sums, key=lambda name: int(name.removeprefix("pass@")))}
-        for name, its in moments.items():
-            if name.startswith("reward/"):
-                found |= {name: its.mean, f"{name}_std": its.std()}
-        return found
+        return found | parts_said(moments)
 
     def _shown(self, answers: Mapping[int, list[Answer]], scored: Mapping[int, Scored]) -> tuple[Shown, ...]:
         """The first answers to the first prompts, on all ranks: any of them may have to tell of it."""

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.advantages import explained_variance
 from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen, ms
-from elasticrl.ppo.evaluation import AT_START, FACTS
 from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
     from elasticrl.ppo.evaluation import Evaluated
     from elasticrl.ppo.guarantee import Guarantee
-    from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.scalars import Moments, Tally
     from elasticrl.runtime.traffic import Cost
 
+FACTS = "evaluate."  # before figures of the weights that a step ends with, among its facts
+AT_START = "evaluate_start."  # before those of the weights that it begins with
 UNTOLD = ("entries.", FACTS, AT_START)  # facts that are no metrics of a step
 TOLD = ("score", "pass@1", "ended", "length")  # figures in an evaluation's line
 SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
@@ -213,6 +214,7 @@ def facts_of(whole: Tally) -> dict[str, float]:
         "reward_std": m["scores"].std(),
         "length": m["length"].mean,
     }
+    found |= parts_said(m)
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
@@ -221,6 +223,14 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found["left_out"] = whole.sums["left_out"] / max(m["length"].count, 1.0)
     found["ended"] = whole.sums["ended"] / max(m["length"].count, 1.0)
     return found | passing(whole)
+
+
+def parts_said(moments: Mapping[str, Moments]) -> dict[str, float]:
+    """Of several rewards what each said, before it was weighed."""
+    parts = {name: its for name, its in moments.items() if name.startswith("reward/")}
+    return {
+        f"{name}{end}": value for name, its in parts.items() for end, value in (("", its.mean), ("_std", its.std()))
+    }
 
 
 def passing(whole: Tally) -> dict[str, float]:

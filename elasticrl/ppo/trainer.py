@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo import flow, kl
+from elasticrl.ppo import flow, kl, rewards
 from elasticrl.ppo.advantages import (
     WHITENED,
     contested,
@@ -37,7 +37,7 @@ from elasticrl.ppo.losses import (
     value_loss,
 )  # fmt: skip
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, Function, RewardModel, Scored, Scorer, answer_of, placed, scores_of
+from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
 
+PART = "part_"  # of a row that has what one of several rewards said
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
 
 
@@ -85,7 +86,7 @@ class Trainer:
             else None
         )
         apart = engine is not None and not engine.by_lane
-        asked = scorer is not None and not isinstance(scorer, Function)
+        asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.turns = episodes is not None
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
@@ -129,15 +130,14 @@ class Trainer:
             for lane in todo:
                 self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
             return
-        shared = isinstance(self.scorer, RewardModel) and self.scorer.collective
-        lanes = list(todo if shared else dict.fromkeys(todo))
         streams = self.run.streams.at(update=0)
         found = scores_of(
             self.scorer,
-            [self._answers(lane) for lane in lanes],
-            within=lambda place: streams.at(lane=lanes[place]).ambient("reward"),  # a function may draw
+            {lane: self._answers(lane) for lane in todo},
+            rounds=todo,
+            within=lambda lane: streams.at(lane=lane).ambient("reward"),  # a function may draw
         )
-        for lane, scored in zip(lanes, found, strict=True):
+        for lane, scored in found.items():
             self._score(lane, scored)
 
     def logprobs(self, stage: flow.Stage) -> None:
@@ -188,6 +188,8 @@ class Trainer:
             buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("scores", rows["scores"].sum(1), there)
+            for name in (name for name in rows if name.startswith(PART)):
+                tally.spread(f"reward/{name.removeprefix(PART)}", rows[name], there)
             tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
             heard = None if there is None else there[chosen]
             tally.spread("kl", divergence.sum(1)[chosen], heard)
@@ -312,8 +314,8 @@ class Trainer:
         made = number - facts.get("skipped", 0.0)
         for role, reduced in done.items():
             facts[f"{role}_norm"] = reduced.norm
-            for name, total in reduced.tally.sums.items():
-                facts[name] = (facts.get(name, 0.0) * made + total / max(entries.tokens, 1.0)) / (made + 1)
+            for name, sum_ in reduced.tally.sums.items():
+                facts[name] = (facts.get(name, 0.0) * made + sum_ / max(entries.tokens, 1.0)) / (made + 1)
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
@@ -371,7 +373,8 @@ class Trainer:
     def _score(self, lane: int, scored: Scored) -> None:
         rows = self.run.buffer.rows[lane]
         found = placed(scored.scores, rows["mask"])
-        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found)
+        parts = {f"{PART}{name}": torch.tensor(list(map(total, its))) for name, its in scored.parts.items()}
+        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found, **parts)
 
     def _todo(self, stage: flow.Stage) -> Sequence[int]:
         """The lanes without this stage's results. In lockstep all of them: nobody may leave a collective out."""

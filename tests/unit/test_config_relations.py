@@ -631,6 +631,22 @@ CASES = [
         "Write evaluate.every: 100.",
     ),
     Case(
+        "reward.parts",
+        "must each be a word with",
+        ["reward.function=null", "reward.parts={a: x:y, b: /tmp/z}"],
+        "not so are b: /tmp/z",
+        ["reward.parts={a: x:y, b: 'http://h/z'}"],
+        "Write each as correct: rewards:correct",
+    ),
+    Case(
+        "reward.weights",
+        "must each be a number",
+        ["reward.function=null", "reward.parts={a: x:y}", "reward.weights={a: much, model: 2}"],
+        "not so are a: much, model: 2",
+        ["reward.weights={a: 1, model: 2}", "reward.model=m"],
+        "Write each as correct: 1.0",
+    ),
+    Case(
         "environment.function",
         "which go on after a reply",
         ["environment.function=tools:Search", "rollout.engine=vllm"],
