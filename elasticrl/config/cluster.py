@@ -533,6 +533,9 @@ class Telemetry(Section):
     wandb: Text | None = None
     """The project at Weights & Biases that steps are sent to, if the package is installed. null: nothing leaves the
     machine."""
+    mlflow: Text | None = None
+    """The experiment of MLflow that steps are sent to, if the package is installed: to MLFLOW_TRACKING_URI of the daemon's
+    environment. null: nothing is sent."""
 
 
 class Web(Section):
