@@ -427,7 +427,7 @@ def idle_of(tree: Tree, trainer: Trainer) -> Idle:
     scorer = rewards.model_of(trainer.scorer)
     models_of: dict[str, nn.Module | None] = {
         "actor": roles.actor, "critic": roles.critic, "ref": roles.ref,
-        "reward": scorer and scorer.model,
+        "reward": scorer.model if scorer is not None else None,
     }  # fmt: skip
     asked = {
         "actor": placement.actor.offload, "critic": placement.critic.offload,

@@ -198,7 +198,8 @@ def _words(
     evaluated: dict[Path | None, dict[int, Evaluated]] = {None: {}}
     for path in words:
         before = spoken.seen
-        for said in _each([path], trainer_event, unread):
+        events: Iterator[tuple[Took, Note] | Evaluated] = _each([path], trainer_event, unread)
+        for said in events:
             if isinstance(said, Evaluated):
                 evaluated[None][said.step] = said
             else:
@@ -211,7 +212,8 @@ def _words(
     histories = {path: Thin[Note](lambda told: told.step) for path in notes}
     for path, history in histories.items():
         evaluated[path] = {}
-        for told in _each([path], history_line, unread):
+        lines: Iterator[Note | Evaluated] = _each([path], history_line, unread)
+        for told in lines:
             if isinstance(told, Evaluated):
                 evaluated[path][told.step] = told
             else:

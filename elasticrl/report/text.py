@@ -177,11 +177,10 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
         ("rank", "node", "usually", "at worst"),
         [(str(rank), nodes[rank], f"{median(values):.2f}", f"{max(values):.2f}") for rank, values in slow],
     )
-    if left := story.left.evaluated:
-        yield ("HELD-OUT PROMPTS", *evaluation_rows(left))
-        head, samples = sample_rows(left)
-        cells = [[_short(cell) for cell in row] for row in samples]
-        yield (f"SOME ANSWERS to them, after step {left[-1].step:,}", head, cells)
+    if told := story.left.evaluated:
+        yield ("HELD-OUT PROMPTS", *evaluation_rows(told))
+        head, samples = sample_rows(told)
+        yield (f"SOME ANSWERS to them, after step {told[-1].step:,}", head, [list(map(_short, row)) for row in samples])
     yield (
         "CHECKPOINTS",
         ("name", "state"),

@@ -12,8 +12,10 @@ from ppo_job import job
 
 from elasticrl.config.training import Evaluate
 from elasticrl.ppo.evaluation import CUT, cut, pass_at
-from elasticrl.ppo.rewards import Function
+from elasticrl.ppo.rewards import Function, Weighted
 from elasticrl.ppo.staleness import Staleness
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
@@ -56,6 +58,20 @@ def test_no_bit_of_training_depends_on_evaluations_nor_these_on_how_lanes_are_de
     assert made(folders["qwen2"], asked, carried=((3, 1, 0, 2),), **more) == found
 
 
+def test_what_each_of_several_rewards_said_is_among_the_metrics_of_a_step_and_an_evaluation(folders):
+    parts = {"right": Function.named("elasticrl.ppo.tasks:reverse"), "long": Function("long", lambda answers: [
+        float(len(answer.response)) for answer in answers
+    ])}  # fmt: skip
+    asked = Evaluate(every=3, prompts="x", limit=8, shown=1)
+    scorer = Weighted(parts=parts, weights={"right": 1.0, "long": -0.5})
+    _, metrics, [*_, [found]] = made(folders["qwen2"], asked, scorer=scorer)
+    for each in (*metrics, {"reward": found.figures["score"], **found.figures}):
+        assert each["reward"] == pytest.approx(each["reward/right"] - 0.5 * each["reward/long"], abs=1e-6)
+        assert each["reward/long_std"] > 0
+    [sample] = found.samples
+    assert sample.parts == {"right": sample.score + 0.5 * len(sample.answer), "long": len(sample.answer)}
+
+
 def test_a_greedy_evaluation_of_fewer_prompts_than_lanes_asks_a_scorer_about_no_empty_lane(folders):
     sizes = []
 
@@ -78,7 +94,11 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "held-out.jsonl").write_text("\n".join(lines))
     found = small(folder)
     evaluate = {**EVALUATE, "prompts": str(folder / "held-out.jsonl")}
-    return {**found, "evaluate": evaluate, "telemetry": {"format": "json"}}
+    reward = {
+        "parts": {"right": "elasticrl.ppo.tasks:reverse", "sorted": "elasticrl.ppo.tasks:sort"},
+        "weights": {"sorted": "0.5"},
+    }
+    return {**found, "evaluate": evaluate, "reward": reward, "telemetry": {"format": "json"}}
 
 
 def gang_of(folder: Path, conf: dict[str, Any], *, program: str = "elasticrl.ppo.__main__", **more: Any) -> Nodes:
@@ -104,13 +124,21 @@ def alone(
         log = gang.workers["n0"].log
         gang.until_done()
         assert "held-out.jsonl: 40 records fit; left out: 1 (of no tokens, or too many)" in log.read_text()
-        return outcome(gang)
+        [saved] = listing(place(str(gang.run_dir)))
+        assert saved.manifest is not None
+        found = outcome(gang)
+        assert saved.manifest.score == found[1][-1]["metrics"]["score"], (
+            "the checkpoint of the last step, which was evaluated"
+        )
+        return found
 
 
 def test_with_and_without_evaluations_a_job_trains_to_the_same_bits(tmp_path: Path, conf, alone):
     digests, told = alone
     assert [event["step"] for event in told] == [0, 2, 4, 5]
     assert all(len(event["samples"]) == 2 for event in told)
+    for each in (event["metrics"] for event in told):
+        assert each["score"] == pytest.approx(each["reward/right"] + 0.5 * each["reward/sorted"])
     with gang_of(tmp_path, {**conf, "evaluate": {}}, copies=0) as gang:
         gang.plan("n0")
         gang.until_done()
