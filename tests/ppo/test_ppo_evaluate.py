@@ -11,6 +11,7 @@ from gang_kit import Nodes
 from ppo_job import job
 
 from elasticrl.config.training import Evaluate
+from elasticrl.ppo import tiny
 from elasticrl.ppo.evaluation import CUT, cut, pass_at
 from elasticrl.ppo.rewards import Function, Weighted
 from elasticrl.ppo.staleness import Staleness
@@ -70,6 +71,17 @@ def test_what_each_of_several_rewards_said_is_among_the_metrics_of_a_step_and_an
         assert each["reward/long_std"] > 0
     [sample] = found.samples
     assert sample.parts == {"right": sample.score + 0.5 * len(sample.answer), "long": len(sample.answer)}
+
+
+def test_the_same_weights_answer_alike_whenever_they_are_asked(folders):
+    trainer, run = job(folders["qwen2"], evaluate=Evaluate(every=1, prompts="x", samples=2, temperature=1.0, limit=6))
+    found = []
+    for step in (3, 8):
+        run.begin(step)
+        found.append(trainer.evaluation.after(step, trainer.scorer, trainer.roles.tokenizer, trainer.idle))
+    assert [each.step for each in found] == [4, 9]
+    assert (found[0].figures, found[0].samples) == (found[1].figures, found[1].samples)
+    assert len({sample.answer for sample in found[0].samples}) > 1
 
 
 def test_a_greedy_evaluation_of_fewer_prompts_than_lanes_asks_a_scorer_about_no_empty_lane(folders):
@@ -151,6 +163,34 @@ def test_any_number_of_workers_evaluates_to_the_same_figures(tmp_path: Path, con
         gang.plan(*(f"n{i}" for i in range(world)))
         gang.until_done()
         assert outcome(gang) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_beside_an_engine_of_its_own_it_evaluates_to_the_same_figures(tmp_path: Path, conf, alone):
+    served = {"engine": "served", "health_timeout": "60s", "start_timeout": "120s"}
+    with gang_of(tmp_path, {**conf, "rollout": {**conf["rollout"], **served}}) as gang:
+        gang.plan("n0", "n1")
+        gang.until_done(within_s=240.0)
+        assert outcome(gang) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_reward_model_in_shards_makes_as_many_passes_on_all_ranks_though_lanes_have_other_numbers_of_prompts(
+    tmp_path: Path, conf
+):
+    judge = {"model": tiny.write(tmp_path / "judge", hidden=32, layers=1, seed=2, kind="reward")}
+    conf = {**conf, "reward": {**conf["reward"], **judge}, "placement": {"reward": {"strategy": "fsdp"}}}
+    conf["evaluate"] = {**conf["evaluate"], "limit": 9, "samples": 7, "threshold": 0.0}
+    found = []
+    for world in (1, 3):
+        with gang_of(tmp_path / str(world), conf, strategy="fsdp", copies=min(1, world - 1)) as gang:
+            gang.plan(*(f"n{i}" for i in range(world)))
+            gang.until_done(within_s=240.0)
+            found.append(outcome(gang))
+    assert found[0] == found[1]
+    assert all("reward/model" in each["metrics"] for each in found[0][1])
 
 
 @pytest.mark.timeout(600)
