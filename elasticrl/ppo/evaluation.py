@@ -205,7 +205,8 @@ def figures_of(facts: Mapping[str, float], prefix: str = FACTS) -> dict[str, flo
 
 
 def cut(text: str) -> str:
-    """As much of it as is shown."""
+    """As much of it as is shown, without what is no text to a file: half of a surrogate pair, which JSON may hold."""
+    text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= CUT else f"{text[: CUT - 3]}..."
 
 

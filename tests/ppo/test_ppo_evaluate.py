@@ -36,6 +36,7 @@ def test_what_is_shown_is_cut():
     assert cut("a" * CUT) == "a" * CUT
     assert len(cut("a" * 9999)) == CUT
     assert cut("a" * 9999).endswith("a...")
+    assert cut("\ud800 é") == "? é", "half of a pair is no text to a file"
 
 
 def made(path, asked: Evaluate | None, **more: Any):
