@@ -31,8 +31,12 @@ with elasticrl.runtime.join("job.yaml") as run:
 """
 
 
-@pytest.mark.parametrize("best", [True, False])
-def test_the_best_checkpoint_is_not_pruned_and_can_be_named(tmp_path: Path, best: bool):
+@pytest.mark.parametrize(
+    ("best", "steps"),
+    [(True, [7]), pytest.param(True, [3, 7], marks=pytest.mark.slow), pytest.param(False, [7], marks=pytest.mark.slow)],
+    ids=["kept", "kept, and gone on from", "not kept"],
+)
+def test_the_best_checkpoint_is_not_pruned_and_can_be_named(tmp_path: Path, best: bool, steps: list[int]):
     conf = {
         "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True},
         "membership": {"max_nodes": 1}, "lanes": {"count": 1}, "vault": {"dir": str(tmp_path / "vault")},
@@ -40,8 +44,8 @@ def test_the_best_checkpoint_is_not_pruned_and_can_be_named(tmp_path: Path, best
     }  # fmt: skip
     (tmp_path / "job.yaml").write_text(json.dumps(conf))
     (tmp_path / "job.py").write_text(SCRIPT)
-    for steps in ("3", "7"):  # the second goes on from the state that scored
-        ended = live(tmp_path / "job.py", steps)
+    for end in steps:
+        ended = live(tmp_path / "job.py", str(end))
         assert ended.returncode == 0, ended.stderr
     found = {entry.version.step: entry.manifest for entry in listing(place(str(tmp_path / "saves" / "job")))}
     scores = {step: manifest.score for step, manifest in found.items() if manifest is not None}
