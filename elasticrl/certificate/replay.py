@@ -101,10 +101,17 @@ def _copy(body: Certificate, run: Path, into: Path, first: int) -> int:
 def _program(tree: Tree, folder: Path, kind: str) -> Iterator[subprocess.Popen[bytes]]:
     """The job's program, alone, in this folder; it ends with the block."""
     changed = {
-        "checkpoint": {"dir": str(folder / "saves"), "every": NO_SAVE, "keep_every": 0, "shared": True},
+        "checkpoint": {
+            "dir": str(folder / "saves"),
+            "every": NO_SAVE,
+            "keep_every": 0,
+            "keep_best": False,
+            "shared": True,
+        },
+        "evaluate": {"every": 0, "at_start": False},  # no bit depends on it, and its prompts may not be here
         "vault": {"dir": str(folder / "vault")},
         "node": {"state_dir": str(folder / "state")},
-        "telemetry": {"log_dir": str(folder / "log")},
+        "telemetry": {"log_dir": str(folder / "log"), "tensorboard": None, "wandb": None, "mlflow": None},
         "lanes": {"digest": kind},
     }
     other = tree.model_copy(

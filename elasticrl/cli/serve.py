@@ -334,7 +334,9 @@ def missing(tree: Any) -> list[str]:
 
     named: dict[str, str | None] = {}
     if tree.job.program == "elasticrl.ppo":
-        named |= {"data.path": tree.data.path} if tree.data.format != "datasets" else {}
+        if tree.data.format != "datasets":
+            named |= {"data.path": tree.data.path}
+            named |= {"evaluate.prompts": tree.evaluate.prompts} if tree.evaluate.every else {}
         models = {"model.path": tree.model.path, "reward.model": tree.reward.model}
         named |= {
             key: path for key, path in models.items() if path and path.startswith(("/", "."))

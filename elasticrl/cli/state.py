@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.", show_default=False)]
 Other = Annotated[Path | None, typer.Argument(metavar="[RUN_B]", help="Another run's directory.", show_default=False)]
+BEST: Final = "best"  # stands for the checkpoint that scored best when it was evaluated
 IDLE_S: Final = 86400.0  # a save that nobody has written into for so long is nobody's: far over any checkpoint.timeout
 Where = Annotated[
     str,
@@ -235,6 +236,9 @@ def checkpoint_prune(
     where: Where,
     keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="The newest so many stay.")] = 3,
     keep_every: Annotated[int, typer.Option("--keep-every", min=0, help="Those at multiples of this step stay.")] = 0,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="The one that scored best when evaluated stays.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -249,7 +253,7 @@ def checkpoint_prune(
 
     place = place_of(where)
     try:
-        going = shelf.prunable(place, keep_last=keep_last, keep_every=keep_every, idle_s=IDLE_S)
+        going = shelf.prunable(place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, idle_s=IDLE_S)
         if going and not dry_run:
             if not as_json:
                 typer.echo("\n".join(going))
@@ -267,7 +271,12 @@ def checkpoint_export(
     where: Where,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new directory.", show_default=False)],
     name: Annotated[
-        str | None, typer.Option("--name", help="Which one; the newest good one if none is named.", show_default=False)
+        str | None,
+        typer.Option(
+            "--name",
+            help="Which one; best: the one that scored best when evaluated; the newest good one if none is named.",
+            show_default=False,
+        ),
     ] = None,
     prefix: Annotated[
         str | None,
@@ -315,6 +324,14 @@ def checkpoint_export(
                     "--uncommitted takes any"
                 )
             name, passed_over = found.manifest.name, found.passed_over
+        elif name == BEST:
+            best = shelf.best_of(shelf.listing(place), uncommitted=uncommitted)
+            if best is None:
+                refuse(
+                    f"no committed checkpoint at {place} has a score: set evaluate.every, and checkpoint.keep_best, "
+                    "without which the best is pruned"
+                )
+            name = best.name
         from elasticrl.runtime.checkpoint.export import export
 
         if tree is None:
@@ -392,6 +409,7 @@ def plain(entry: "Entry") -> dict[str, Any]:
         "nbytes": manifest.nbytes if manifest else None,
         "written": manifest.written if manifest else None,
         "parent": manifest.parent if manifest else None,
+        "score": manifest.score if manifest else None,
         "contents": dict(manifest.contents) if manifest else None,
         "world": manifest.world if manifest else None,
         "shards": list(manifest.shards) if manifest else None,
@@ -405,7 +423,8 @@ def contents(manifest: "Manifest | None") -> str:
     """The parts, the large ones with their size."""
     if manifest is None:
         return ""
-    return ", ".join(f"{part} {size(nbytes)}" if nbytes else part for part, nbytes in manifest.contents.items())
+    parts = [f"{part} {size(nbytes)}" if nbytes else part for part, nbytes in manifest.contents.items()]
+    return ", ".join([*parts, *([] if manifest.score is None else [f"scored {manifest.score:.4g}"])])
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -252,6 +252,9 @@ class Phase(Section):
     """Seconds. All updates of a step; covers the wait for a vault copy. More for a larger batch."""
     sync_s: Seconds | None = None
     """Seconds. Weights to the rollout engine. Has to cover rollout.sync_timeout."""
+    evaluate_s: Seconds | None = None
+    """Seconds. A pass of an evaluation: as many answers as are generated at once; and all their scores. More allows longer
+    answers."""
     save_s: Seconds | None = None
     """Seconds. What a save asks of the training thread; the writing is done elsewhere."""
     reform_s: Seconds | None = None
@@ -364,6 +367,9 @@ class Checkpoint(Section):
     """Checkpoints. The newest so many are kept. More allow to step back further from a bad one, at more disk."""
     keep_every: Whole = 0
     """Steps. Those at multiples of this are kept for good. 0: none are."""
+    keep_best: bool = False
+    """true keeps also the one with the best score of an evaluation (evaluate.every), until a better one is committed. It costs
+    the disk space of one more."""
     timeout_s: Seconds = 1800.0
     """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
     storage; less reports a dead file server sooner."""
@@ -528,6 +534,9 @@ class Telemetry(Section):
     wandb: Text | None = None
     """The project at Weights & Biases that steps are sent to, if the package is installed. null: nothing leaves the
     machine."""
+    mlflow: Text | None = None
+    """The experiment of MLflow that steps are sent to, if the package is installed: to MLFLOW_TRACKING_URI of the daemon's
+    environment. null: nothing is sent."""
 
 
 class Web(Section):

@@ -5,9 +5,10 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 Long because it is one table.
 """
 
+import re
 from collections.abc import Callable
 from itertools import combinations
-from math import ceil, gcd
+from math import ceil, gcd, isfinite
 from os import fsencode
 from socket import gethostname
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.base.expression import expected
 from elasticrl.base.value import dataclass
 from elasticrl.config.ports import PORTS, Listener
-from elasticrl.config.section import leaves
+from elasticrl.config.section import FUNCTION, URL, leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
 from elasticrl.contract.level import means_of
@@ -110,17 +111,18 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function",
+    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function", "evaluate.every",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.reward.strategy",
 )  # fmt: skip
+PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 
 
 def _beyond_teams(t: Tree) -> list[str]:
     """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
     by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
     """
-    usual = {"rollout.engine": "torch", "model.lora.rank": 0}
+    usual = {"rollout.engine": "torch", "model.lora.rank": 0, "evaluate.every": 0}
     off = {None, "none", "replicated"}
     found: list[str] = []
     for key in _NO_TEAMS:
@@ -129,7 +131,23 @@ def _beyond_teams(t: Tree) -> list[str]:
             value = getattr(value, word)
         if value != usual[key] if key in usual else value not in off:
             found.append(f"{key}: {value}")
-    return found
+    return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]
+
+
+def _beyond_evaluation(t: Tree) -> list[str]:
+    """What is set that evaluations do not know. Where rollout nodes or vLLM generate, a worker may not be able to."""
+    return [
+        *([f"algorithm: {t.ppo.algorithm}"] if not _generates(t) else []),
+        *([f"environment.function: {t.environment.function}"] if t.environment.function else []),
+        *([f"engine: {t.rollout.engine}"] if t.rollout.engine == "vllm" else []),
+        *([f"{t.rollout.nodes} rollout nodes"] if t.rollout.nodes else []),
+        *(["value_head: tied under fsdp"] if _tied_apart(t) else []),
+    ]
+
+
+def _tied_apart(t: Tree) -> bool:
+    """The value head is on the actor, whose layers are sharded: torch would generate past their gathering."""
+    return t.model.value_head == "tied" and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
 
 
 def _teams(t: Tree) -> int:
@@ -166,7 +184,35 @@ def _reward_s(t: Tree) -> float:
 
 
 def _scorers(t: Tree) -> list[str]:
-    return [name for name, value in t.reward if name in {"function", "model", "url"} and value is not None]
+    return [name for name in ("function", "model", "url", "parts") if getattr(t.reward, name)]
+
+
+def _too_many_scorers(t: Tree) -> bool:
+    found = set(_scorers(t))
+    alone = len(found) == 1 or found == {"parts", "model"}
+    return not alone and (bool(found) or t.environment.function is None)
+
+
+def _odd_parts(t: Tree) -> list[str]:
+    """Parts of a reward that are no function and no endpoint, or whose name would be none of a curve."""
+    parts = t.reward.parts.items()
+    right = {name for name, where in parts if re.match(FUNCTION, where) or re.match(URL, where)}
+    return [
+        f"{name}: {where}" for name, where in parts if name not in right or not re.match(PART, name) or name == "model"
+    ]
+
+
+def _odd_weights(t: Tree) -> list[str]:
+    """Weights that belong to no part, or are no number."""
+    names = {*t.reward.parts, *(["model"] if t.reward.parts and t.reward.model else [])}
+    return [f"{name}: {text}" for name, text in t.reward.weights.items() if name not in names or not _is_number(text)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _inexact(t: Tree) -> list[str]:
@@ -550,7 +596,7 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set model.strategy: fsdp, or tp: 1.",
     ),
     Relation(
-        keys=("model.tp", "job.program", *_NO_TEAMS),
+        keys=("model.tp", "job.program", *_NO_TEAMS, "reward.parts"),
         rule="must be 1 with what elasticrl.ppo cannot do in teams yet",
         broken=lambda t: _ours(t) and t.model.tp > 1 and bool(_beyond_teams(t)),
         values=lambda t: f"it is {t.model.tp}, with {', '.join(_beyond_teams(t))}",
@@ -633,6 +679,27 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write keep_every: {_multiple(t.checkpoint.keep_every, t.checkpoint.every)}.",
     ),
     Relation(
+        keys=("checkpoint.keep_best", "evaluate.every", "job.program"),
+        rule="must be false without evaluate.every, as nothing has a score",
+        broken=lambda t: _ours(t) and t.checkpoint.keep_best and t.evaluate.every == 0,
+        values="it is true",
+        remedy="Set evaluate.every and evaluate.prompts, or remove keep_best.",
+    ),
+    Relation(
+        keys=("checkpoint.keep_best", "checkpoint.every", "evaluate.every", "job.program"),
+        rule="should go with an evaluate.every that is a multiple of checkpoint.every, or divides it: only what is saved and"
+        " evaluated can be the best",
+        broken=lambda t: (
+            _ours(t)
+            and t.checkpoint.keep_best
+            and t.evaluate.every > 0
+            and gcd(t.checkpoint.every, t.evaluate.every) != min(t.checkpoint.every, t.evaluate.every)
+        ),
+        values=lambda t: f"checkpoint.every is {t.checkpoint.every}, and evaluate.every {t.evaluate.every}",
+        remedy=lambda t: f"Write evaluate.every: {_multiple(t.evaluate.every, t.checkpoint.every)}.",
+        level="warning",
+    ),
+    Relation(
         keys=("vault.timeout", "timeouts.phase.update", "timeouts.default_phase"),
         rule="must be under the budget of the phase update, which waits for the copy",
         broken=lambda t: t.vault.timeout_s >= _caps(t)["update"],
@@ -671,11 +738,80 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Write the prompts' file as path under data.",
     ),
     Relation(
-        keys=("reward.function", "reward.model", "reward.url", "environment.function", "ppo.algorithm", "job.program"),
-        rule="must be the only scorer, or model or url in its place; an environment scores by itself, or with one beside",
-        broken=lambda t: _generates(t) and len(_scorers(t)) not in ({0, 1} if t.environment.function else {1}),
-        values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of the three is set",
-        remedy="Set exactly one of function, model and url under reward.",
+        keys=(
+            "reward.function",
+            "reward.model",
+            "reward.url",
+            "reward.parts",
+            "environment.function",
+            "ppo.algorithm",
+            "job.program",
+        ),
+        rule="must be the only scorer, or model, url or parts in its place; an environment scores alone, or with one beside",
+        broken=lambda t: _generates(t) and _too_many_scorers(t),
+        values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of them is set",
+        remedy="Set exactly one of function, model and url under reward; or list several as parts.",
+    ),
+    Relation(
+        keys=("reward.parts", "job.program"),
+        rule="must each be a word with module:function or http://..., and none called model, as reward.model is",
+        broken=lambda t: _ours(t) and bool(_odd_parts(t)),
+        values=lambda t: f"not so are {', '.join(_odd_parts(t))}",
+        remedy="Write each as correct: rewards:correct, or judge: http://judge:8000/score.",
+    ),
+    Relation(
+        keys=("reward.weights", "reward.parts", "reward.model", "job.program"),
+        rule="must each be a number, for a name under reward.parts (or model, if reward.model is beside them)",
+        broken=lambda t: _ours(t) and bool(_odd_weights(t)),
+        values=lambda t: f"not so are {', '.join(_odd_weights(t))}",
+        remedy="Write each as correct: 1.0, with the name of a part.",
+    ),
+    # Held-out prompts.
+    Relation(
+        keys=("evaluate.every", "evaluate.prompts", "job.program"),
+        rule="must be 0 without evaluate.prompts",
+        broken=lambda t: _ours(t) and t.evaluate.every > 0 and t.evaluate.prompts is None,
+        values=lambda t: f"it is {t.evaluate.every}, and prompts is null",
+        remedy="Write a file of held-out prompts as prompts under evaluate, or set every: 0.",
+    ),
+    Relation(
+        keys=("evaluate.at_start", "evaluate.every", "job.program"),
+        rule="must be false with evaluate.every: 0, which makes no evaluation",
+        broken=lambda t: _ours(t) and t.evaluate.at_start and t.evaluate.every == 0,
+        values="it is true",
+        remedy="Set every, or remove at_start.",
+    ),
+    Relation(
+        keys=(
+            "evaluate.every",
+            "ppo.algorithm",
+            "environment.function",
+            "rollout.engine",
+            "rollout.nodes",
+            "model.value_head",
+            "model.strategy",
+            "placement.actor.strategy",
+            "job.program",
+        ),
+        rule="must be 0 with what an evaluation cannot do: it generates one answer to a prompt, in the worker, and scores it",
+        broken=lambda t: _ours(t) and t.evaluate.every > 0 and bool(_beyond_evaluation(t)),
+        values=lambda t: f"it is {t.evaluate.every}, with {' and '.join(_beyond_evaluation(t))}",
+        remedy="Set evaluate.every: 0, or rollout.engine: torch or served without nodes, and an algorithm that has a reward.",
+    ),
+    Relation(
+        keys=("evaluate.max_tokens", "rollout.max_tokens", "job.program"),
+        rule="must not exceed rollout.max_tokens, the longest answer that rewards are made for",
+        broken=lambda t: _ours(t) and (t.evaluate.max_tokens or 0) > t.rollout.max_tokens,
+        values=lambda t: f"{t.evaluate.max_tokens} is over {t.rollout.max_tokens}",
+        remedy=lambda t: f"Lower it to {t.rollout.max_tokens}, or remove it.",
+    ),
+    Relation(
+        keys=("evaluate.samples", "evaluate.temperature", "job.program"),
+        rule="should be 1 at temperature 0, where all answers to a prompt are the same",
+        broken=lambda t: _ours(t) and t.evaluate.samples > 1 and t.evaluate.temperature == 0.0,
+        values=lambda t: f"it is {t.evaluate.samples}",
+        remedy="Set samples: 1, or temperature: 1.",
+        level="warning",
     ),
     Relation(
         keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
@@ -892,13 +1028,14 @@ RELATIONS: tuple[Relation, ...] = (
             "reward.timeout",
             "reward.retries",
             "reward.url",
+            "reward.parts",
             "timeouts.phase.reward",
             "timeouts.default_phase",
             "job.program",
             "ppo.algorithm",
         ),
         rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
-        broken=lambda t: _generates(t) and t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
+        broken=lambda t: _generates(t) and bool(t.reward.urls) and _reward_s(t) >= _caps(t)["reward"],
         values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",
         remedy=lambda t: (
             f"Raise timeouts.phase.reward to {_over(_reward_s(t))} or lower timeout to "
@@ -958,12 +1095,7 @@ RELATIONS: tuple[Relation, ...] = (
             "job.program",
         ),
         rule="must be served or vllm with a tied value head under fsdp: torch would generate past the head's gathering",
-        broken=lambda t: (
-            _generates(t)
-            and t.rollout.engine == "torch"
-            and t.model.value_head == "tied"
-            and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
-        ),
+        broken=lambda t: _generates(t) and t.rollout.engine == "torch" and _tied_apart(t),
         values="it is torch, with value_head: tied, and fsdp shards the actor",
         remedy="Set engine: served for the same bits from a process of its own, or value_head: separate.",
     ),

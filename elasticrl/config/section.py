@@ -116,14 +116,16 @@ Endpoint = Annotated[
     Field(pattern=r"^(https?://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}$"),
     Says("host:port", "etcd-1:2379"),
 ]
+FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 Function = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"),
+    Field(pattern=FUNCTION),
     Says("a Python function, module:function", "rewards:score"),
 ]
+URL = r"^https?://[^\s/?#@]+([/?#]\S*)?$"
 Url = Annotated[
     str,
-    Field(pattern=r"^https?://[^\s/?#@]+([/?#]\S*)?$"),
+    Field(pattern=URL),
     Says("an http or https URL without a user's name in it", "http://rm-1:8000/score"),
 ]
 

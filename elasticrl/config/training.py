@@ -247,7 +247,7 @@ class Placement(Section):
 
 
 class Reward(Section):
-    """What scores a sample: exactly one of function, model and url."""
+    """What scores a sample: exactly one of function, model and url; or several parts, with or without a model beside them."""
 
     function: Function | None = None
     """A Python function as module:function, called with a batch of samples in the worker."""
@@ -255,6 +255,12 @@ class Reward(Section):
     """A reward model: a folder, or a name on the Hugging Face hub."""
     url: Url | None = None
     """An HTTP endpoint that takes a batch of samples as JSON. Its answers are recorded, so that a replay uses the same."""
+    parts: Mapped = Names()
+    """Several rewards, each a name with its function (module:function) or its endpoint (http://...). A score is the sum of
+    theirs, each times its weight. With model that is a part too, called model. Endpoints are asked at once. Each part's mean is
+    among a step's metrics (reward/NAME)."""
+    weights: Mapped = Names()
+    """The weight of each part, by its name. A part that is not named weighs 1."""
     timeout_s: Seconds = 10.0
     """Seconds for one request to the endpoint. More suits a slow scorer; less notices a dead one sooner."""
     retries: Whole = 3
@@ -263,6 +269,19 @@ class Reward(Section):
     at_once: Count = 4
     """Requests that a worker has under way at the endpoint; each asks for one lane's answers. More is faster where the endpoint
     serves several at once; 1 asks one after the other."""
+
+    @property
+    def asked(self) -> bool:
+        """Something scores."""
+        return bool(self.function or self.model or self.url or self.parts)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All endpoints."""
+        return (
+            *([self.url] if self.url else ()),
+            *(it for it in self.parts.values() if it.startswith(("http://", "https://"))),
+        )
 
 
 class Environment(Section):
@@ -370,6 +389,37 @@ class Rollout(Section):
     """Seconds between two signs of life of an engine that was asked for something, before it is killed and started again.
     More forgives a busy machine."""
     vllm: Vllm = Vllm()
+
+
+class Evaluate(Section):
+    """Held-out prompts that the policy answers now and then. What they score is reported, and never trained on."""
+
+    every: Whole = 0
+    """Steps between evaluations; one more is made after job.steps. Less sees more, at the time that they take. 0: none is
+    made."""
+    at_start: bool = False
+    """true evaluates the weights that the job begins with too."""
+    prompts: Text | None = None
+    """A file or folder of prompts, or with data.format datasets a name; read as the section data says (format, prompt,
+    chat_template, max_prompt)."""
+    split: Text = "test"
+    """Which split of a dataset; only with data.format datasets."""
+    limit: Whole = 0
+    """The first so many prompts of it. Fewer take less time, and say less. 0: all."""
+    samples: Count = 1
+    """Answers to each prompt. With n of them pass@1 to pass@n are reported; more tell them better, at more time."""
+    temperature: Amount | None = None
+    """Sampling temperature; 0 takes the likeliest token. null: 0 with one answer, rollout.temperature with several."""
+    top_p: Share = 1.0
+    """The share of probability sampled from. Less cuts off unlikely tokens."""
+    top_k: Whole = 0
+    """Sample from so many likeliest tokens. 0: from all."""
+    max_tokens: Count | None = None
+    """Tokens of an answer at most. null: rollout.max_tokens, and never more than that."""
+    threshold: float = 1.0
+    """The score at which an answer passes. More demands more."""
+    shown: Whole = 4
+    """Prompts whose first answer is in the report, with its score. More show more, in longer logs."""
 
 
 class Data(Section):

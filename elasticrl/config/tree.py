@@ -27,7 +27,7 @@ from elasticrl.config.cluster import (
     Web,
 )
 from elasticrl.config.section import Leaf, Section, key_of, leaf_of
-from elasticrl.config.training import Data, Environment, Model, Placement, Ppo, Reward, Rollout
+from elasticrl.config.training import Data, Environment, Evaluate, Model, Placement, Ppo, Reward, Rollout
 
 
 class Tree(Section):
@@ -55,6 +55,7 @@ class Tree(Section):
     reward: Reward = Reward()
     environment: Environment = Environment()
     rollout: Rollout = Rollout()
+    evaluate: Evaluate = Evaluate()
     data: Data = Data()
 
 

@@ -18,10 +18,12 @@ import elasticrl
 from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
+from elasticrl.ppo.evaluation import Evaluation
 from elasticrl.ppo.flow import compares
 from elasticrl.ppo.frozen import Frozen
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
+from elasticrl.ppo.records import DataError
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from elasticrl.config import Tree
     from elasticrl.ppo.prompts import Prompt, Prompts
+    from elasticrl.ppo.rollout.engine import Sampling
     from elasticrl.ppo.rollout.weights import Bucket
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.trained import Build
@@ -130,7 +133,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         ),
         group=ppo.group,
     )  # fmt: skip
-    scored = any((tree.reward.function, tree.reward.model, tree.reward.url)) or tree.environment.function is None
+    scored = tree.reward.asked or tree.environment.function is None
     scorer = (
         rewards.of(
             tree.reward,
@@ -174,6 +177,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         staleness=staleness_of(tree),
         begun=Begun(lambda: now_sent(trainer)) if away is not None and tree.rollout.staleness > 1 else None,
         episodes=episodes_of(tree, base, run, engine, feed, tokenizer),
+        evaluation=evaluation_of(tree, base, run, roles, sampling),
     )
     base.register(data=cursor, kl=trainer.coefficient)
     if trainer.begun is not None:
@@ -181,11 +185,12 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
     def hold(trained: Mapping[str, nn.Module], ref: nn.Module | None, reward: nn.Module | None) -> None:
         trainer.roles = replace(trainer.roles, actor=trained["actor"], critic=trained.get("critic"), ref=ref)
-        if isinstance(scorer, rewards.RewardModel):
-            trainer.scorer = replace(scorer, model=reward) if reward is not None else scorer
+        if scorer is not None and reward is not None:
+            trainer.scorer = rewards.with_model(scorer, reward)
         trainer.idle = idle_of(tree, trainer)
-        if isinstance(engine, TorchEngine):
-            engine.model = body(trainer.roles.actor)
+        for each in (engine, trainer.evaluation and trainer.evaluation.engine):
+            if isinstance(each, TorchEngine):
+                each.model = body(trainer.roles.actor)
 
     def refresh() -> None:
         hold({name: base.role(name).model for name in built}, frozen.here("ref", base), frozen.here("reward", base))
@@ -200,6 +205,33 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         lambda: hold({name: at_first(it) for name, it in built.items()}, frozen.whole("ref"), frozen.whole("reward"))
     )
     return trainer, refresh
+
+
+def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:
+    """Held-out prompts, answered by the trainer's own weights in this worker, whatever generates what is trained on."""
+    asked, lanes = tree.evaluate, tree.lanes.count
+    if not asked.every:
+        return None
+    held_out = tree.data.model_copy(update={"path": asked.prompts, "split": asked.split, "shuffle": False})
+    try:
+        data = prompts.load(held_out, roles.tokenizer, kept_tokens(base))
+    except DataError as error:
+        raise DataError(f"evaluate.prompts cannot be used, which is read as data.path is: {error}") from error
+    print(prompts.fitting(held_out, kept=len(data), left_out=data.left_out), flush=True)
+    several = tree.rollout.temperature if asked.samples > 1 else 0.0
+    count = min(len(data), asked.limit or len(data))
+    drawn = replace(
+        sampling, rows=min(sampling.rows, -(-count // lanes) * asked.samples),
+        max_tokens=asked.max_tokens or sampling.max_tokens, top_p=asked.top_p, top_k=asked.top_k,
+        temperature=several if asked.temperature is None else asked.temperature,
+    )  # fmt: skip
+    gathers = collective(tree, "actor")
+    engine = TorchEngine(
+        body(roles.actor), drawn, lockstep=gathers, whole=gathers and tree.rollout.gather,
+        check=lambda: base.check("evaluate"),
+    )  # fmt: skip
+    chosen = [data[number] for number in range(count)]
+    return Evaluation(run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, tell=base.tell, says=base.scored)
 
 
 def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
@@ -392,10 +424,10 @@ def at_first(given: nn.Module | Build) -> nn.Module:
 def idle_of(tree: Tree, trainer: Trainer) -> Idle:
     """The roles that are put away while they have nothing to do. DeepSpeed puts away its own."""
     placement, roles = tree.placement, trainer.roles
-    scorer = trainer.scorer
+    scorer = rewards.model_of(trainer.scorer)
     models_of: dict[str, nn.Module | None] = {
         "actor": roles.actor, "critic": roles.critic, "ref": roles.ref,
-        "reward": scorer.model if isinstance(scorer, rewards.RewardModel) else None,
+        "reward": scorer.model if scorer is not None else None,
     }  # fmt: skip
     asked = {
         "actor": placement.actor.offload, "critic": placement.critic.offload,

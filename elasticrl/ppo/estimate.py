@@ -621,7 +621,7 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
         seconds["values"] = (forward("critic"), one_pass)
     if "reward" in shape:
         seconds["reward"] = (forward("reward"), one_pass)
-    elif tree.reward.url is not None:
+    elif tree.reward.urls:
         tries = tree.reward.retries + 1
         seconds["reward"] = (tree.reward.timeout_s * tries, f"reward.timeout x {tries} tries")
     size = _sent_wide(tree)

@@ -93,7 +93,7 @@ def _mixed(job: Job) -> bool:
 
 
 def _url(job: Job) -> bool:
-    return _generates(job) and job.tree.reward.url is not None
+    return _generates(job) and bool(job.tree.reward.urls)
 
 
 BITS: Final = "the same bits for any number of workers and through any fault, on nodes that compute alike"
@@ -120,7 +120,7 @@ CLAUSES: Final = (
     ),
     Clause(
         applies=_url,
-        text="scores of reward.url are recorded before they are first used, and replayed in what a fault makes do again",
+        text="scores of an endpoint are recorded before they are first used, and replayed in what a fault makes do again",
     ),
     Clause(
         applies=lambda job: job.tree.lanes.exact == "warn",

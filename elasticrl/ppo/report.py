@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.advantages import explained_variance
@@ -17,10 +17,15 @@ from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
+    from elasticrl.ppo.evaluation import Evaluated
     from elasticrl.ppo.guarantee import Guarantee
-    from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.scalars import Moments, Tally
     from elasticrl.runtime.traffic import Cost
 
+FACTS = "evaluate."  # before figures of the weights that a step ends with, among its facts
+AT_START = "evaluate_start."  # before those of the weights that it begins with
+UNTOLD = ("entries.", FACTS, AT_START)  # facts that are no metrics of a step
+TOLD = ("score", "pass@1", "ended", "length")  # figures in an evaluation's line
 SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
 
 
@@ -31,12 +36,15 @@ class Report:
     step: int
     metrics: Mapping[str, float]
     seconds: Mapping[str, float]
+    evaluated: Sequence[Evaluated] = ()  # of the weights that it began with, and of those that it ended with
 
     @classmethod
-    def of(cls, step: int, facts: Mapping[str, float], seconds: Mapping[str, float]) -> Report:
-        """From the buffer's facts, without those that are only counts for the losses."""
-        metrics = {name: value for name, value in facts.items() if not name.startswith("entries.")}
-        return cls(step=step, metrics=metrics, seconds=dict(seconds))
+    def of(
+        cls, step: int, facts: Mapping[str, float], seconds: Mapping[str, float], evaluated: Sequence[Evaluated] = ()
+    ) -> Report:
+        """From the buffer's facts, without those that are only counts for the losses, or told as an evaluation."""
+        metrics = {name: value for name, value in facts.items() if not name.startswith(UNTOLD)}
+        return cls(step=step, metrics=metrics, seconds=dict(seconds), evaluated=evaluated)
 
     def line(self) -> str:
         """Example: [Step 1234] rollout: 185ms | reward: 2ms | ... | reward 0.710 kl 0.021"""
@@ -123,10 +131,16 @@ class Reporter:
             usual, usual_comm = self._steps.usual(report.seconds), self._comm.usual(comm.figures)
             advice = self._adviser.look(seen)
             if rank == self._tellers.get(step, 0):
+                for each in report.evaluated:
+                    if not each.step:
+                        self._sinks.write(evaluate_event(each))
                 self._sinks.write(step_event(report, usual, gang))
                 self._sinks.write(comm_event(comm, usual_comm))
-                for each in advice:
-                    self._sinks.write(advice_event(step, each))
+                for found in advice:
+                    self._sinks.write(advice_event(step, found))
+                for each in report.evaluated:
+                    if each.step:
+                        self._sinks.write(evaluate_event(each))
 
 
 def guarantee_event(guarantee: Guarantee, step: int) -> Event:
@@ -141,6 +155,14 @@ def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, fl
     scalars = {f"step/{name}": value for name, value in report.metrics.items()}
     scalars |= {f"seconds/{name}": value for name, value in report.seconds.items()}
     return emit("ppo.step", report.step, fields, report.line(), scalars)
+
+
+def evaluate_event(found: Evaluated) -> Event:
+    """An evaluation. Its step is the number of those that made the weights, as a checkpoint's is."""
+    fields = {"metrics": dict(found.figures), "samples": [asdict(sample) for sample in found.samples]}
+    facts = " ".join(f"{name} {value:.3f}" for name, value in found.figures.items() if name in TOLD)
+    scalars = {f"evaluate/{name}": value for name, value in found.figures.items()}
+    return emit("ppo.evaluate", found.step, fields, f"[Evaluate {found.step}] {facts}", scalars)
 
 
 def comm_event(comm: Comm, usual: Mapping[str, float]) -> Event:
@@ -192,6 +214,7 @@ def facts_of(whole: Tally) -> dict[str, float]:
         "reward_std": m["scores"].std(),
         "length": m["length"].mean,
     }
+    found |= parts_said(m)
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
@@ -200,6 +223,14 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found["left_out"] = whole.sums["left_out"] / max(m["length"].count, 1.0)
     found["ended"] = whole.sums["ended"] / max(m["length"].count, 1.0)
     return found | passing(whole)
+
+
+def parts_said(moments: Mapping[str, Moments]) -> dict[str, float]:
+    """Of several rewards what each said, before it was weighed."""
+    parts = {name: its for name, its in moments.items() if name.startswith("reward/")}
+    return {
+        f"{name}{end}": value for name, its in parts.items() for end, value in (("", its.mean), ("_std", its.std()))
+    }
 
 
 def passing(whole: Tally) -> dict[str, float]:

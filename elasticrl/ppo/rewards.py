@@ -1,4 +1,4 @@
-"""What scores an answer: a Python function, a reward model, or an HTTP endpoint.
+"""What scores an answer: a Python function, a reward model, an HTTP endpoint, or several of these, weighed.
 
 The idea: a scorer maps a lane's answers to as many scores, and that is all. A score is a number for the whole answer, or one
 for each of its tokens where a rule can tell which of them were right. What a scorer outside of the process says is not a
@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elasticrl.config.training import Reward
+    from elasticrl.ppo.prompts import Prompt
 
 
 MAX_REPLY = 64 << 20
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MODEL = "model"  # the name of reward.model among reward.parts
 REASON = 500  # bytes of a reply that refuses, to be told
 _T = TypeVar("_T")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
@@ -70,6 +72,17 @@ class Answer:
     record: Mapping[str, Any] = field(default_factory=dict)  # the prompt's other fields
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What a lane's answers scored. `parts`: what each of several rewards said, before it was weighed; of one alone nothing.
+
+    Example: Scored(scores=[0.7], parts={"correct": [1.0], "brief": [-0.6]})
+    """
+
+    scores: list[Score]
+    parts: Mapping[str, list[Score]] = field(default_factory=dict)
+
+
 class Scorer(Protocol):
     """Anything that scores."""
 
@@ -92,6 +105,83 @@ def checked(who: str, scores: Any, answers: Sequence[Answer]) -> list[Score]:
             )
         if not all(map(math.isfinite, score if isinstance(score, list) else [score])):
             raise RewardError(f"{who} scored sample {answer.id} with {score}, which would poison the whole batch")
+    return found
+
+
+def answer_of(tokenizer: Any, name: str, prompt: Prompt, row: Rows) -> Answer:
+    """A sample's row, as a scorer sees it."""
+    said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()
+    return Answer(
+        id=name,
+        prompt=prompt.text,
+        response=tokenizer.decode(said, skip_special_tokens=True),
+        pieces=tuple(tokenizer.decode([token]) for token in said),
+        tokens=tuple(row["tokens"][row["attention"]].tolist()),
+        ended=bool(row["ended"]),
+        record=prompt.record,
+    )
+
+
+def total(score: Score) -> float:
+    """Of the whole answer. Example: 1.5 of [0.5, 1.0, 0.0]"""
+    return math.fsum(score) if isinstance(score, list) else score
+
+
+def weighed(said: Sequence[tuple[float, Score]], tokens: int) -> Score:
+    """Several weights and scores of one answer as one score: of each of its tokens, if one of them is.
+
+    >>> weighed([(1.0, 0.5), (2.0, 0.25)], 3), weighed([(1.0, 0.5), (2.0, [0.25, 0.0, 1.0])], 3)
+    (1.0, [0.5, 0.0, 2.5])
+    """
+    if not tokens or not any(isinstance(score, list) for _, score in said):
+        return math.fsum(weight * total(score) for weight, score in said)
+    rows = [
+        [weight * x for x in (score if isinstance(score, list) else [*[0.0] * (tokens - 1), score])]
+        for weight, score in said
+    ]
+    return [math.fsum(column) for column in zip(*rows, strict=True)]
+
+
+def scores_of(
+    scorer: Scorer, answers: Mapping[int, Sequence[Answer]], *, rounds: Sequence[int],
+    within: Callable[[int], AbstractContextManager[None]], most: int = 0,
+) -> dict[int, Scored]:  # fmt: skip
+    """Each lane's answers, scored. Endpoints are asked about all lanes, and all of them at once; what computes here takes one
+    lane after the other meanwhile. `within` surrounds a lane, for what draws random numbers. Collective passes are made for the
+    lanes of `rounds`, each as for a lane with `most` answers.
+    """
+    parts, lanes = parts_of(scorer), list(answers)
+    asked = {
+        name: part.begin([answers[lane] for lane in lanes])
+        for name, part in parts.items()
+        if isinstance(part, Endpoint)
+    }
+    try:
+        said = {
+            name: _here(part, answers, rounds, within, most)
+            for name, part in parts.items()
+            if not isinstance(part, Endpoint)
+        }
+        for name, found in outcomes_of(parts, asked).items():
+            said[name] = dict(zip(lanes, found, strict=True))
+    finally:
+        for one in asked.values():
+            one.gone.set()
+    if not isinstance(scorer, Weighted):
+        return {lane: Scored(scores=scores) for lane, scores in said[""].items()}
+    return {lane: scorer.scored(answers[lane], {name: said[name][lane] for name in parts}) for lane in lanes}
+
+
+def _here(
+    part: Scorer, answers: Mapping[int, Sequence[Answer]], rounds: Sequence[int],
+    within: Callable[[int], AbstractContextManager[None]], most: int,
+) -> dict[int, list[Score]]:  # fmt: skip
+    if isinstance(part, RewardModel):
+        return {lane: part.score(answers[lane], most=most) for lane in (rounds if part.collective else answers)}
+    found: dict[int, list[Score]] = {}
+    for lane, its in answers.items():
+        with within(lane):
+            found[lane] = part.score(its) if its else []
     return found
 
 
@@ -140,8 +230,10 @@ class RewardModel:
     judge: Judge | None = None  # whoever has the model in our place
 
     @torch.no_grad()
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        """At each answer's last token."""
+    def score(self, answers: Sequence[Answer], *, most: int = 0) -> list[Score]:
+        """At each answer's last token. `most`: answers of a lane that has more than this one: where passes are collective, all
+        make as many.
+        """
         width = self.sizes.sample
         tokens = torch.full((len(answers), width), self.pad)
         attention = torch.zeros(len(answers), width, dtype=torch.bool)
@@ -151,7 +243,7 @@ class RewardModel:
         rows = {"tokens": tokens, "attention": attention, "mask": attention[:, self.sizes.prompt :]}
         cut = blocks(torch.arange(len(answers)), rows, self.sizes)
         if self.collective:
-            cut += [nothing(self.sizes)] * (self.sizes.parts(len(answers)) - len(cut))
+            cut += [nothing(self.sizes)] * (self.sizes.parts(max(len(answers), most)) - len(cut))
         found = torch.zeros(len(answers))
         for block, scores in zip(cut, self._said([take(rows, block) for block in cut]), strict=True):
             found[block.index] = scores[: len(block.index)]
@@ -193,8 +285,16 @@ class Endpoint:
 
     def each(self, lanes: Sequence[Sequence[Answer]]) -> list[list[Score]]:
         """What it says of several lanes' answers. A lane is a request, so that none grows as workers get fewer."""
+        asked = self.begin(lanes)
+        try:
+            return outcomes_of({"": self}, {"": asked})[""]
+        finally:
+            asked.gone.set()
+
+    def begin(self, lanes: Sequence[Sequence[Answer]]) -> Asked:
+        """It is asked about these in threads, and nobody waits for it yet. Who does not wait any more says so (`gone`)."""
         ends = time.monotonic() + self.deadline_s
-        return self._turning([partial(self._scores, answers, ends) for answers in lanes])
+        return self._working([partial(self._scores, answers, ends) for answers in lanes])
 
     def _scores(self, answers: Sequence[Answer], ends: float, gone: threading.Event) -> list[Score]:
         if not answers:
@@ -206,8 +306,8 @@ class Endpoint:
             raise RewardError(f'reward endpoint {self.url} must answer {{"scores": [...]}}, not {str(reply)[:200]}')
         return checked(f"reward endpoint {self.url}", reply["scores"], answers)
 
-    def _turning(self, works: Sequence[Callable[[threading.Event], list[Score]]]) -> list[list[Score]]:
-        """What the works return, or the first error. Their waits have deadlines; they are told when nobody waits for them."""
+    def _working(self, works: Sequence[Callable[[threading.Event], list[Score]]]) -> Asked:
+        """What the works will return, or raise. Their waits have deadlines; they are told when nobody waits for them."""
         found: list[Future[list[Score]]] = [Future() for _ in works]
         todo = iter(zip(works, found, strict=True))
         gone, lock = threading.Event(), threading.Lock()
@@ -226,11 +326,7 @@ class Endpoint:
 
         for _ in range(min(self.at_once, len(works))):
             threading.Thread(target=working, name="reward", daemon=True).start()
-        try:
-            with self.alone():
-                return outcomes(found, check=self.check, waits=self.waits)
-        finally:
-            gone.set()
+        return Asked(found=found, gone=gone)
 
     def _ask(self, body: bytes, ends: float, gone: threading.Event) -> Any:
         """Again and again, until it answers or it is time to end."""
@@ -360,6 +456,68 @@ def _may_heal(error: BaseException) -> bool:
     return isinstance(error, OSError)  # URLError, timeouts, resets, Busy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What an endpoint is asked about now: an answer for each lane. `gone`: nobody waits for them any more."""
+
+    found: Sequence[Future[list[Score]]]
+    gone: threading.Event
+
+
+def outcomes_of(parts: Mapping[str, Scorer], asked: Mapping[str, Asked]) -> dict[str, list[list[Score]]]:
+    """What endpoints that are asked at once say, by name. The first failure ends the wait for all of them."""
+    if not asked:
+        return {}
+    first = next(part for name, part in parts.items() if name in asked)
+    assert isinstance(first, Endpoint)
+    with first.alone():
+        outcomes([one for its in asked.values() for one in its.found], check=first.check, waits=first.waits)
+    return {name: [one.result() for one in its.found] for name, its in asked.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """Several scorers by name. A score is the sum of theirs, each times its weight; what each said is kept beside it.
+
+    Example: Weighted(parts={"correct": Function(...), "judge": Endpoint(...)}, weights={"correct": 1.0, "judge": 0.5})
+    """
+
+    parts: Mapping[str, Scorer]
+    weights: Mapping[str, float]
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """One for each answer, in order."""
+        return self.scored(answers, {name: part.score(answers) for name, part in self.parts.items()}).scores
+
+    def scored(self, answers: Sequence[Answer], said: Mapping[str, list[Score]]) -> Scored:
+        """What all said, weighed."""
+        scores = [
+            weighed([(self.weights[name], its[i]) for name, its in said.items()], len(answer.pieces))
+            for i, answer in enumerate(answers)
+        ]
+        return Scored(scores=scores, parts=said)
+
+
+def parts_of(scorer: Scorer) -> Mapping[str, Scorer]:
+    """By name; of one alone "" is the name."""
+    return scorer.parts if isinstance(scorer, Weighted) else {"": scorer}
+
+
+def model_of(scorer: Scorer | None) -> RewardModel | None:
+    """The reward model that it is, or has among its parts."""
+    parts = parts_of(scorer) if scorer is not None else {}
+    return next((part for part in parts.values() if isinstance(part, RewardModel)), None)
+
+
+def with_model(scorer: Scorer, model: nn.Module) -> Scorer:
+    """The same, with this generation's model."""
+    if isinstance(scorer, RewardModel):
+        return replace(scorer, model=model)
+    if isinstance(scorer, Weighted):
+        return replace(scorer, parts={name: with_model(part, model) for name, part in scorer.parts.items()})
+    return scorer
+
+
 def of(
     reward: Reward,
     *,
@@ -370,13 +528,24 @@ def of(
     alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Scorer:
     """The one that the configuration names. `load` makes a reward model from a path."""
-    if reward.function is not None:
-        return Function.named(reward.function)
-    if reward.url is not None:
+
+    def named(where: str) -> Scorer:
+        if not where.startswith(("http://", "https://")):
+            return Function.named(where)
         return Endpoint(
-            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, at_once=reward.at_once,
+            url=where, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, at_once=reward.at_once,
             check=check, waits=waits, alone=alone,
         )  # fmt: skip
+
+    if reward.parts:
+        parts = {name: named(where) for name, where in reward.parts.items()}
+        if reward.model is not None:
+            parts[MODEL] = load(reward.model)
+        return Weighted(parts=parts, weights={name: float(reward.weights.get(name, "1")) for name in parts})
+    if (one := reward.function or reward.url) is not None:
+        return named(one)
     if reward.model is not None:
         return load(reward.model)
-    raise RewardError("nothing scores the samples; set one of reward.function, reward.model and reward.url")
+    raise RewardError(
+        "nothing scores the samples; set one of reward.function, reward.model, reward.url and reward.parts"
+    )

@@ -1,4 +1,4 @@
-"""Where a step's report goes: lines for people, events for machines, TensorBoard, wandb, a progress bar, a history file.
+"""Where a step's report goes: lines for people, events for machines, TensorBoard, wandb, MLflow, a bar, a history file.
 
 The idea: a report is a few events with plain fields, made once; each sink takes what it can show. Only sealed steps get here,
 so a step that was made twice after a fault is reported once.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
 ANSWER_S = 5.0  # for each answer of Weights & Biases, while training waits: two at its beginning, one at its end
+PARTS = "reward/"  # before the name of one of several rewards
 CURVES = ("reward", "kl", "preference_loss", "right", "loss")
 
 
@@ -111,19 +113,27 @@ class Dispensable:
 
 
 class History(Dispensable):
-    """One JSON line for each step: what a curve is drawn from."""
+    """One JSON line for each step: what a curve is drawn from; and one for each evaluation, with its samples."""
 
     def __init__(self, path: Path, out: TextIO) -> None:
         super().__init__(out, f"{path} cannot be written to ({HISTORY}): {{error}}. Nothing more is written to it.")
         self._held = path
 
     def write(self, event: Event) -> None:
-        """Steps alone."""
-        if event.name == "ppo.step" and self._held is not None:
+        """Steps and evaluations."""
+        found: dict[str, Any] = {}
+        if event.name == "ppo.step":
+            found |= {name: event.fields[name] for name in ("generation", "world", "made")}
+            found |= {
+                name: value
+                for name, value in event.fields["metrics"].items()
+                if name in CURVES or name.startswith(PARTS)
+            }
+        elif event.name == "ppo.evaluate":
+            found |= {"evaluated": event.fields["metrics"], "samples": event.fields["samples"]}
+        if found and self._held is not None:
             # Monotonic for durations; the wall clock is for whoever lays other curves beside these.
             at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
-            gang = {name: event.fields[name] for name in ("generation", "world", "made")}
-            found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
             with self._softly(), self._held.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(at | found) + "\n")
 
@@ -144,13 +154,15 @@ class TensorBoard(Dispensable):
             self._held = module.SummaryWriter(folder)
 
     def write(self, event: Event) -> None:
-        """Numbers as curves, advice as text."""
+        """Numbers as curves, advice and an evaluation's samples as text."""
         if self._held is not None:
             with self._softly():
                 for name, value in event.scalars.items():
                     self._held.add_scalar(name, value, event.step)
                 if event.name == "ppo.advice":
                     self._held.add_text("advice", event.line, event.step)
+                if event.fields.get("samples"):
+                    self._held.add_text("samples", shown(event.fields["samples"]), event.step)
 
     def close(self) -> None:
         """Everything is in the file."""
@@ -187,6 +199,72 @@ class Wandb(Dispensable):
         if self._held is not None:
             with self._softly():
                 self._held.finish()
+
+
+class Mlflow(Dispensable):
+    """MLflow, if installed: the server of MLFLOW_TRACKING_URI, or files. It may not be reached, or refuse."""
+
+    def __init__(self, experiment: str, job: str, out: TextIO) -> None:
+        # Its own are 2 minutes for each try, and 7 more tries.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{ANSWER_S:.0f}")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        mlflow: Any = import_module("mlflow")
+        super().__init__(
+            out,
+            "MLflow does not take this job's curves (telemetry.mlflow): {error}. Nothing more is sent; see that this node "
+            "reaches it, and that its address is in the daemon's environment (MLFLOW_TRACKING_URI).",
+            (mlflow.MlflowException, OSError),
+        )
+        with self._softly():
+            mlflow.set_experiment(experiment)
+            # Of one name, whichever worker tells: the next one goes on with the same curves.
+            before = mlflow.search_runs(
+                filter_string=f"attributes.run_name = '{job}'", max_results=1, output_format="list"
+            )
+            mlflow.start_run(run_id=before[0].info.run_id) if before else mlflow.start_run(run_name=job)
+            self._held = mlflow
+
+    def write(self, event: Event) -> None:
+        """Numbers alone. Its names have no @."""
+        if self._held is not None and event.scalars:
+            with self._softly():
+                numbers = {name.replace("@", "_at_"): value for name, value in event.scalars.items()}
+                self._held.log_metrics(numbers, step=event.step)
+
+    def close(self) -> None:
+        """The run is over."""
+        if self._held is not None:
+            with self._softly():
+                self._held.end_run()
+
+
+def shown(samples: Sequence[Mapping[str, Any]]) -> str:
+    r"""Samples as a table of Markdown. What is in them is text, whatever it looks like.
+
+    >>> print(shown([{"prompt": "a|b", "answer": "<i>\n", "score": 0.5, "parts": {"brief": 1.0}}]))
+    | prompt | answer | score | brief |
+    | --- | --- | --- | --- |
+    | a&#124;b | &lt;i&gt;<br> | 0.5 | 1 |
+    """
+    parts = list(dict.fromkeys(name for sample in samples for name in sample["parts"]))
+    head = ["prompt", "answer", "score", *parts]
+
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def plain(text: str) -> str:
+        return "".join(f"&#{ord(c)};" if c in "|*_`[]#~\\" else c for c in escape(text)).replace("\n", "<br>")
+
+    body = [
+        [
+            plain(each["prompt"]),
+            plain(each["answer"]),
+            f"{each['score']:g}",
+            *(f"{each['parts'][name]:g}" for name in parts),
+        ]
+        for each in samples
+    ]
+    return "\n".join([row(head), row(["---"] * len(head)), *map(row, body)])
 
 
 class Sinks:
@@ -229,6 +307,10 @@ def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
             found.append(Wandb(conf.wandb, tree.job.name, out))
         elif conf.wandb is not None:
             print("telemetry.wandb is set, but wandb is not installed: nothing is sent", file=out, flush=True)
+        if conf.mlflow is not None and find_spec("mlflow") is not None:
+            found.append(Mlflow(conf.mlflow, tree.job.name, out))
+        elif conf.mlflow is not None:
+            print("telemetry.mlflow is set, but mlflow is not installed: nothing is sent", file=out, flush=True)
         if out.isatty() and tree.job.steps:
             found.append(Bar(out, tree.job.steps))
         return found

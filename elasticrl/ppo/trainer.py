@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo import flow, kl
+from elasticrl.ppo import flow, kl, rewards
 from elasticrl.ppo.advantages import (
     WHITENED,
     contested,
@@ -37,7 +37,7 @@ from elasticrl.ppo.losses import (
     value_loss,
 )  # fmt: skip
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Score, Scorer, placed
+from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
@@ -46,13 +46,14 @@ from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
-    from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.evaluation import Evaluation
     from elasticrl.ppo.rollout.begun import Begun
     from elasticrl.ppo.rollout.episodes import Episodes
     from elasticrl.ppo.run import Run
     from elasticrl.runtime.strategy import Reduced
 
 
+PART = "part_"  # of a row that has what one of several rewards said
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
 
 
@@ -74,17 +75,18 @@ class Trainer:
         staleness: Staleness = ON_TIME,
         begun: Begun | None = None,
         episodes: Episodes | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
-        self.engine, self.scorer, self.begun = engine, scorer, begun
+        self.engine, self.scorer, self.begun, self.evaluation = engine, scorer, begun, evaluation
         self.generator = episodes or (
             Generator(run, engine, feed, group=ppo.group, steps=steps, staleness=staleness, begun=begun)
             if engine
             else None
         )
         apart = engine is not None and not engine.by_lane
-        asked = scorer is not None and not isinstance(scorer, Function)
+        asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.turns = episodes is not None
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
@@ -98,6 +100,7 @@ class Trainer:
     def step(self, number: int) -> Report:
         """One iteration, or what is left of it: stages whose results were kept are not done again."""
         self.run.begin(number)
+        first = self.evaluation and self.evaluation.before(number, self.scorer, self.roles.tokenizer, self.idle)
         for stage in self.flow.order:
             if stage.name not in self.run.buffer.done:
                 with self.run.phase(stage.phase or stage.name), self.idle.but(stage.role):
@@ -106,7 +109,9 @@ class Trainer:
                     f"{stage} left something out"
                 )
                 self.run.keep(stage.name, how=stage.keeps)
-        return Report.of(number, self.run.buffer.facts, self.run.seconds)
+        last = self.evaluation and self.evaluation.after(number, self.scorer, self.roles.tokenizer, self.idle)
+        evaluated = tuple(found for found in (first, last) if found)
+        return Report.of(number, self.run.buffer.facts, self.run.seconds, evaluated)
 
     def rollout(self, _stage: flow.Stage) -> None:
         """Prompts to samples."""
@@ -125,17 +130,15 @@ class Trainer:
             for lane in todo:
                 self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
             return
-        if isinstance(self.scorer, Endpoint):
-            lanes = list(dict.fromkeys(todo))
-            for lane, scores in zip(lanes, self.scorer.each([self._answers(lane) for lane in lanes]), strict=True):
-                self._score(lane, scores)
-            return
-        shared = isinstance(self.scorer, RewardModel) and self.scorer.collective
-        for lane in todo if shared else dict.fromkeys(todo):
-            answers = self._answers(lane)
-            with self.run.streams.at(update=0, lane=lane).ambient("reward"):  # a function may draw
-                scores = self.scorer.score(answers)
-            self._score(lane, scores)
+        streams = self.run.streams.at(update=0)
+        found = scores_of(
+            self.scorer,
+            {lane: self._answers(lane) for lane in todo},
+            rounds=todo,
+            within=lambda lane: streams.at(lane=lane).ambient("reward"),  # a function may draw
+        )
+        for lane, scored in found.items():
+            self._score(lane, scored)
 
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
@@ -185,6 +188,8 @@ class Trainer:
             buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("scores", rows["scores"].sum(1), there)
+            for name in (name for name in rows if name.startswith(PART)):
+                tally.spread(f"reward/{name.removeprefix(PART)}", rows[name], there)
             tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
             heard = None if there is None else there[chosen]
             tally.spread("kl", divergence.sum(1)[chosen], heard)
@@ -309,8 +314,8 @@ class Trainer:
         made = number - facts.get("skipped", 0.0)
         for role, reduced in done.items():
             facts[f"{role}_norm"] = reduced.norm
-            for name, total in reduced.tally.sums.items():
-                facts[name] = (facts.get(name, 0.0) * made + total / max(entries.tokens, 1.0)) / (made + 1)
+            for name, sum_ in reduced.tally.sums.items():
+                facts[name] = (facts.get(name, 0.0) * made + sum_ / max(entries.tokens, 1.0)) / (made + 1)
 
     def sync(self, _stage: flow.Stage) -> None:
         """The new weights to the rollout engine."""
@@ -361,27 +366,15 @@ class Trainer:
         rows = self.run.buffer.rows[lane]
         prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
         return [
-            self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
+            answer_of(self.roles.tokenizer, name, prompt, {key: value[i] for key, value in rows.items()})
             for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
         ]
 
-    def _score(self, lane: int, scores: Sequence[Score]) -> None:
+    def _score(self, lane: int, scored: Scored) -> None:
         rows = self.run.buffer.rows[lane]
-        found = placed(scores, rows["mask"])
-        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found)
-
-    def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
-        said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()
-        decode = self.roles.tokenizer.decode
-        return Answer(
-            id=name,
-            prompt=prompt.text,
-            response=decode(said, skip_special_tokens=True),
-            pieces=tuple(decode([token]) for token in said),
-            tokens=tuple(row["tokens"][row["attention"]].tolist()),
-            ended=bool(row["ended"]),
-            record=prompt.record,
-        )
+        found = placed(scored.scores, rows["mask"])
+        parts = {f"{PART}{name}": torch.tensor(list(map(total, its))) for name, its in scored.parts.items()}
+        self.run.buffer.put(lane, scores=found + rows["earned"] if self.turns else found, **parts)
 
     def _todo(self, stage: flow.Stage) -> Sequence[int]:
         """The lanes without this stage's results. In lockstep all of them: nobody may leave a collective out."""

@@ -55,6 +55,7 @@ APART: Final = (
 )  # fmt: skip
 
 MARKED: Final = frozenset({"timeline", "phases", "curve", "pace"})  # drawings with a line for each generation
+DRAWN_OF: Final = 8  # curves: as many as there are colours
 CURVES: Final = ("reward", "kl", "loss")
 
 Draw = Callable[[Figure, Story, bool], None]  # True: for a phone
@@ -398,9 +399,17 @@ def stragglers(figure: Figure, story: Story, phone: bool) -> None:
     axes.grid(visible=False)
 
 
+def curves_of(story: Story) -> list[str]:
+    """What is drawn over steps: the trainer's figures, and each of several rewards."""
+    told = {name for note in story.curve for name in note.facts}
+    return [*(name for name in CURVES if name in told), *sorted(name for name in told if name.startswith("reward/"))][
+        :DRAWN_OF
+    ]
+
+
 def curve(figure: Figure, story: Story, _phone: bool) -> None:
     """Reward, KL and loss over steps."""
-    names = [name for name in CURVES if any(name in note.facts for note in story.curve)]
+    names = curves_of(story)
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for i, (name, axes) in enumerate(zip(names, panels, strict=True)):
         told = [(float(note.step), note.facts[name]) for note in story.curve if name in note.facts]
@@ -470,7 +479,7 @@ ALT: Final[Mapping[str, str]] = {
 def drawings(story: Story) -> dict[str, str]:
     """All that there is data for, by name."""
     nodes, ranks = min(ROWS, len(story.nodes)), min(ROWS, len(story.heat.ranks) if story.heat else 0)
-    answered, facts = min(ROWS, len(story.recoveries)), len({name for note in story.curve for name in note.facts})
+    answered, facts = min(ROWS, len(story.recoveries)), len(curves_of(story))
     panels = bool(story.commits) + bool(story.sealed)
     plans: list[tuple[str, Draw, bool, Callable[[bool], float]]] = [
         ("timeline", timeline, bool(story.spans), lambda phone: 1.1 + 0.3 * nodes + 0.2 * phone),

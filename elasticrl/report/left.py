@@ -65,6 +65,28 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """An answer of an evaluation. Example: Sample(prompt="3141", answer="1413", score=1.0, parts={"correct": 1.0})"""
+
+    prompt: str
+    answer: str
+    score: float
+    parts: Mapping[str, float] = field(default_factory=dict)  # what each of several rewards said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What an evaluation found of the weights after `step` steps.
+
+    Example: Evaluated(step=20, figures={"score": 0.71, "pass@1": 0.6}, samples=(Sample(...),))
+    """
+
+    step: int
+    figures: Mapping[str, float]
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """When a node changed what it did, and when it showed signs of life; both in the order of time.
 
@@ -131,6 +153,7 @@ class Left:
     said: tuple[Took, ...] = ()  # the same by rank 0's own word, without times of day
     notes: tuple[Note, ...] = ()
     noted: int = 1  # they are of every so manieth step
+    evaluated: tuple[Evaluated, ...] = ()  # in the order of their steps
     incidents: tuple[Incident, ...] = ()  # each once; `node` names all who saw it
     untold: int = 0  # older ones
     checkpoints: tuple[Entry, ...] = ()

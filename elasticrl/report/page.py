@@ -13,7 +13,7 @@ from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.charts import drawings, undrawn
 from elasticrl.report.story import SLOW, STAGES, Story
-from elasticrl.report.text import facts, headline, human, within
+from elasticrl.report.text import evaluation_rows, facts, headline, human, sample_rows, within
 
 EVIDENCE: Final = 12  # facts of an incident that are spelled out
 LISTED: Final = 1000  # rows of a table, the newest
@@ -50,6 +50,8 @@ def page(story: Story) -> str:
         if name in drawn:
             said = f"<h2>{title}</h2><p class=soft>{escape(words + _more(name, story) + undrawn(name, story))}</p>"
             body.append(f"<section>{said}{drawn[name]}{_details(name, story)}</section>")
+        if name == "pace":
+            body.append(_evaluations(story))
         if name == "recoveries":
             body.append(_incidents(story.incidents, troubled=bool(story.faults)))
     body += [_state(story), _foot(story)]
@@ -178,6 +180,17 @@ def _state(story: Story) -> str:
     ]  # fmt: skip
     shown = table(("checkpoint", "step", "state", "written (UTC)"), rows) if rows else ""
     return f"<section><h2>Samples, bits, checkpoints</h2>{''.join(f'<p>{escape(line)}</p>' for line in lines)}{shown}</section>"
+
+
+def _evaluations(story: Story) -> str:
+    """How the policy answered held-out prompts, and some answers of the newest time, to be looked at."""
+    told = story.left.evaluated
+    if not told:
+        return ""
+    figures = evaluation_rows(told[-LISTED:])
+    samples, newest = sample_rows(told), told[-1].step
+    shown = f"<h3>Some answers, after step {newest:,}</h3>{table(*samples)}" if samples[1] else ""
+    return f"<section><h2>Held-out prompts</h2>{table(*figures)}{shown}</section>"
 
 
 def _foot(story: Story) -> str:

@@ -21,7 +21,7 @@ from elasticrl.base.parsed import parsed
 from elasticrl.base.regular import open_regular_text, read_regular
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
-from elasticrl.report.left import Happening, Left, Log, Note, Took
+from elasticrl.report.left import Evaluated, Happening, Left, Log, Note, Sample, Took
 from elasticrl.report.whose import Places, chosen
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, Manifest
 from elasticrl.runtime.checkpoint.place import place
@@ -41,6 +41,9 @@ TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
 Row = TypeVar("Row")
 FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
 NOTED: Final[tuple[str, ...]] = ("reward", "kl", "loss", "padding")
+PART: Final = re.compile(r"reward/\w+(?<!_std)")  # the mean of one of several rewards
+CUT: Final = 400  # characters of a prompt or an answer
+SAMPLES: Final = 100  # of an evaluation
 ATTEMPT: Final = re.compile(r"attempt_(\d+)")
 
 
@@ -75,7 +78,7 @@ def read(folder: Path, job: str | None = None) -> Left:
     for line in _each(mine.only(gathered.steps), took, gathered.unread):
         if begun is None or line.at >= begun:
             paces.add(line)
-    said_of_steps, histories = _words(mine.only(gathered.words), mine.only(gathered.notes), gathered.unread)
+    said_of_steps, histories, evaluated = _words(mine.only(gathered.words), mine.only(gathered.notes), gathered.unread)
     cases, broken = _cases(folder, job, begun)
     home, passed = _home(folder, mine.only(homes), gathered.runs.nodes)
     unread = [*gathered.unread, *broken, *passed]
@@ -87,6 +90,8 @@ def read(folder: Path, job: str | None = None) -> Left:
         digests, samples, entries = _state(home, unread)
     log, pace = logs.value(), paces.value()
     history, printed = _chosen(histories, log, unread), said_of_steps.rows
+    told_of = [its for path, its in evaluated.items() if path is None or histories[path] is history]
+    evaluations = {step: each for its in reversed(told_of) for step, each in its.items()}
     notes, noted = (history.rows, history.every) if history is not None else ([], 1)
     if printed and (not notes or any("loss" in facts.facts for _, facts in printed)):
         # The trainer's own events say more than its history.
@@ -95,6 +100,7 @@ def read(folder: Path, job: str | None = None) -> Left:
         f"{len(told)} daemon logs ({log.events} events)",
         f"{pace.lines} lines of steps' times",
         f"{len(notes)} notes of the trainer",
+        f"{len(evaluations)} evaluations",
         cases.sentence,
         f"{len(entries)} checkpoints",
     )
@@ -108,6 +114,7 @@ def read(folder: Path, job: str | None = None) -> Left:
         said=tuple(sorted((times for times, _ in printed), key=lambda each: (each.step, each.generation))),
         notes=tuple(sorted(notes, key=lambda note: (note.step, note.generation))),
         noted=noted,
+        evaluated=tuple(each for _, each in sorted(evaluations.items())),
         incidents=cases.told(),
         untold=cases.untold,
         checkpoints=tuple(entries),
@@ -175,7 +182,7 @@ def _sort(path: Path, into: _Gathered) -> None:
                         into.logs[path].add(str(name))
             elif first and {"step", "rank", "seconds"} <= first[0].keys():
                 into.steps.append(path)
-            elif first and {"step", "reward"} <= first[0].keys():
+            elif any({"step", "reward"} <= line.keys() for line in first):
                 into.notes.append(path)
             else:
                 into.words.append(path)
@@ -185,13 +192,18 @@ def _sort(path: Path, into: _Gathered) -> None:
 
 def _words(
     words: Iterable[Path], notes: Iterable[Path], unread: list[str]
-) -> tuple[Thin[tuple[Took, Note]], dict[Path, Thin[Note]]]:
-    """What workers said of their steps, and the trainer's histories."""
+) -> tuple[Thin[tuple[Took, Note]], dict[Path, Thin[Note]], dict[Path | None, dict[int, Evaluated]]]:
+    """What workers said of their steps, and the trainer's histories; and the evaluations of either, None for workers'."""
     spoken: Thin[tuple[Took, Note]] = Thin(lambda pair: pair[0].step)
+    evaluated: dict[Path | None, dict[int, Evaluated]] = {None: {}}
     for path in words:
         before = spoken.seen
-        for pair in _each([path], step_event, unread):
-            spoken.add(pair)
+        events: Iterator[tuple[Took, Note] | Evaluated] = _each([path], trainer_event, unread)
+        for said in events:
+            if isinstance(said, Evaluated):
+                evaluated[None][said.step] = said
+            else:
+                spoken.add(said)
         # None of the trainer's events: what it printed for people.
         if spoken.seen == before and ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
             with suppress(OSError), open_regular_text(path) as stream:
@@ -199,9 +211,14 @@ def _words(
                     spoken.add(pair)
     histories = {path: Thin[Note](lambda told: told.step) for path in notes}
     for path, history in histories.items():
-        for told in _each([path], note, unread):
-            history.add(told)
-    return spoken, histories
+        evaluated[path] = {}
+        lines: Iterator[Note | Evaluated] = _each([path], history_line, unread)
+        for told in lines:
+            if isinstance(told, Evaluated):
+                evaluated[path][told.step] = told
+            else:
+                history.add(told)
+    return spoken, histories, evaluated
 
 
 def _each(paths: Iterable[Path], of: Callable[[Mapping[str, Any]], Row | None], unread: list[str]) -> Iterator[Row]:
@@ -290,6 +307,32 @@ def _seconds(given: Mapping[str, Any]) -> dict[str, float]:
     return {intern(str(name)): float(value) for name, value in given.items()}
 
 
+def trainer_event(line: Mapping[str, Any]) -> tuple[Took, Note] | Evaluated | None:
+    """An event of the trainer's that is told here."""
+    return evaluation(line, "metrics") if line.get("event") == "ppo.evaluate" else step_event(line)
+
+
+def history_line(line: Mapping[str, Any]) -> Note | Evaluated | None:
+    """A line of the trainer's history."""
+    return evaluation(line, "evaluated") if "evaluated" in line else note(line)
+
+
+def evaluation(line: Mapping[str, Any], figures: str) -> Evaluated | None:
+    """An evaluation, if it is one. What is in its samples is cut: a page shows it."""
+    try:
+        samples = tuple(
+            Sample(
+                prompt=str(each["prompt"])[:CUT], answer=str(each["answer"])[:CUT], score=float(each["score"]),
+                parts={str(name): float(value) for name, value in each.get("parts", {}).items()},
+            )
+            for each in line.get("samples", ())[:SAMPLES]
+        )  # fmt: skip
+        found = {str(name): float(value) for name, value in line[figures].items()}
+        return Evaluated(step=int(line["step"]), figures=found, samples=samples)
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
 def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
     """A trainer's event `ppo.step`, if it is one."""
     if line.get("event") != "ppo.step":
@@ -302,7 +345,8 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
     loss = [metrics[name] for name in ("loss", "policy_loss", "preference_loss") if name in metrics]
-    facts = {name: metrics[name] for name in NOTED if name in metrics} | ({"loss": loss[0]} if loss else {})
+    facts = {name: value for name, value in metrics.items() if name in NOTED or PART.fullmatch(name)}
+    facts |= {"loss": loss[0]} if loss else {}
     times = Took(at=0.0, node="", rank=0, step=step, generation=generation, seconds=seconds)
     return times, Note(step=step, generation=generation, facts=facts, at=at)
 
@@ -310,7 +354,11 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
 def note(line: Mapping[str, Any]) -> Note | None:
     """A line of the trainer's history."""
     try:
-        facts = {name: float(line[name]) for name in NOTED if line.get(name) is not None}
+        facts = {
+            name: float(value)
+            for name, value in line.items()
+            if (name in NOTED or PART.fullmatch(name)) and value is not None
+        }
         at = float(line["wall"]) if "wall" in line else None
         return Note(step=int(line["step"]), generation=int(line.get("generation", 0)), facts=facts, at=at)
     except (KeyError, ValueError, TypeError):

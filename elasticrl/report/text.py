@@ -4,12 +4,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from math import isfinite
 from statistics import fmean, median
+from typing import Final
 
 from elasticrl.base.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
+from elasticrl.report.left import Evaluated
 from elasticrl.report.story import Story
 from elasticrl.report.table import table
+
+SHORT: Final = 60  # characters of a prompt or an answer in a terminal
 
 
 def human(seconds: float) -> str:
@@ -173,6 +177,10 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
         ("rank", "node", "usually", "at worst"),
         [(str(rank), nodes[rank], f"{median(values):.2f}", f"{max(values):.2f}") for rank, values in slow],
     )
+    if told := story.left.evaluated:
+        yield ("HELD-OUT PROMPTS", *evaluation_rows(told))
+        head, samples = sample_rows(told)
+        yield (f"SOME ANSWERS to them, after step {told[-1].step:,}", head, [list(map(_short, row)) for row in samples])
     yield (
         "CHECKPOINTS",
         ("name", "state"),
@@ -183,9 +191,42 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
     )
 
 
+def evaluation_rows(told: Sequence[Evaluated]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Head and rows of the figures, a row for each evaluation."""
+    names = list(dict.fromkeys(name for each in told for name in each.figures))
+    rows = [
+        [f"{each.step:,}", *(f"{each.figures[name]:.4g}" if name in each.figures else "" for name in names)]
+        for each in told
+    ]
+    return ["after step", *names], list(rows)
+
+
+def sample_rows(told: Sequence[Evaluated]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Head and rows of the newest one's answers."""
+    samples = told[-1].samples
+    parts = list(dict.fromkeys(name for each in samples for name in each.parts))
+    rows = [
+        [
+            each.prompt,
+            each.answer,
+            f"{each.score:.4g}",
+            *(f"{each.parts[name]:.4g}" if name in each.parts else "" for name in parts),
+        ]
+        for each in samples
+    ]
+    return ["prompt", "answer", "score", *parts], list(rows)
+
+
+def _short(text: str) -> str:
+    """In a terminal's line."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."
+
+
 def _curves(story: Story) -> list[str]:
     lines: list[str] = []
-    for name in ("reward", "kl", "loss", "padding"):
+    parts = sorted({name for note in story.curve for name in note.facts if name.startswith("reward/")})
+    for name in ("reward", *parts, "kl", "loss", "padding"):
         told = [(note.step, note.facts[name]) for note in story.curve if name in note.facts]
         if len(told) > 1:
             (first, start), (last, end), shape = told[0], told[-1], bars([value for _, value in told])

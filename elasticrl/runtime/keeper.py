@@ -475,7 +475,7 @@ class Keeper:
         conf = self.context.tree.checkpoint
         try:
             if self._publishes:  # by the writer: the training thread waits for no disk
-                retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every)
+                retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every, keep_best=conf.keep_best)
                 self._writer().committed(manifest, retention, generation=generation)
         except (StateError, OSError) as error:
             self._complain("saves", str(error))

@@ -22,6 +22,9 @@ class Progress:
     frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
     facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it: whoever goes on is compared
     chain: Chain = field(default_factory=Chain)  # of the digests up to there
+    score: tuple[int, float] | None = (
+        None  # of the newest evaluation: the steps that made what it was of, and what it came to
+    )
 
     def streams(self, seed: int) -> Streams:
         """The job's random streams there."""
@@ -31,13 +34,16 @@ class Progress:
         """Plain numbers."""
         numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
         chain = [self.chain.step, self.chain.head]
-        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts), "chain": chain}
+        score = None if self.score is None else list(self.score)
+        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts), "chain": chain, "score": score}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Back to there."""
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
         self.frozen, self.facts = dict(state.get("frozen", {})), dict(state.get("facts", {}))  # older ones have none
+        score = state.get("score")
+        self.score = None if score is None else (int(score[0]), float(score[1]))
         step, head = state["chain"]
         self.chain.go_to(int(step), str(head))
 

@@ -412,6 +412,12 @@ class Run:
         """
         self._now.keep(always=always)
 
+    def scored(self, score: float) -> None:
+        """The state that this step ends with was evaluated, and came to this score, higher is better. Its checkpoint says so
+        (`checkpoint.keep_best`). All ranks must call it alike, after the step's updates.
+        """
+        self.progress.score = self.progress.step + 1, float(score)
+
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""
         return " ".join(f"{name}:{role.live.digest().hex}" for name, role in sorted(self._given.roles.items()))

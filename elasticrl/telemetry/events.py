@@ -479,6 +479,15 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="ppo.evaluate",
+        meaning="The policy has answered the held-out prompts (evaluate.every). Told when the step before it is sealed.",
+        fields={
+            "step": "how many steps have made the weights, as a checkpoint's",
+            "metrics": "score, length, ended and pass@k, over all prompts, and reward/NAME of each of several rewards",
+            "samples": "a few answers: prompt, answer, score, parts (what each of several rewards said)",
+        },
+    ),
+    Declared(
         name="ppo.comm",
         meaning="What the collectives of a step cost this worker. Bytes are those it had for others.",
         fields={

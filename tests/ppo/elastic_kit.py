@@ -71,15 +71,26 @@ def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
     return dict(found.steps)
 
 
-def strike(gang: Nodes, node: str, phase: str, *, after_ms: float, stay: bool = False) -> None:
-    """This node's worker ends itself in that phase of its next step (`ppo_ends`), and a fresh one takes its place."""
-    ends, members = Path(gang.env["PPO_ENDS"]), gang.plan_now
-    (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": after_ms, "stay": stay}))
-    (ends / "fresh").rename(ends / node)
+def strike(
+    gang: Nodes, node: str, phase: str, *, after_ms: float, stay: bool = False, entry: int = 1, armed: bool = False
+) -> None:
+    """This node's worker ends itself in that phase of its next step (`ppo_ends`), and a fresh one takes its place. `armed`: it
+    was told to before (`arm`).
+    """
+    members = gang.plan_now
+    if not armed:
+        arm(gang, node, phase, after_ms=after_ms, stay=stay, entry=entry)
     gang.workers[node].process.join(120)
     assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
     gang.kill_worker(node)
     gang.plan(*members)
+
+
+def arm(gang: Nodes, node: str, phase: str, *, after_ms: float, stay: bool = False, entry: int = 1) -> None:
+    """This node's worker will end itself in that phase."""
+    ends = Path(gang.env["PPO_ENDS"])
+    (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": after_ms, "stay": stay, "entry": entry}))
+    (ends / "fresh").rename(ends / node)
 
 
 def events(log: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}: its worker dies so long after it has entered
 that phase, by a signal that nothing catches. With {"stay": true} it does nothing else meanwhile, as if the phase took so long.
+With {"entry": 3} it is the third time that it enters the phase.
 
 `$PPO_NAN`, [step, update, lane], makes the actor's loss NaN there.
 
@@ -18,6 +19,7 @@ import os
 import signal
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,7 @@ given_as, reference_of = ppo.given_as, ppo.reference_of
 generate = TorchEngine.generate
 actor_loss = Trainer.actor_loss
 here: list[Run] = []  # this worker's
+entered: Counter[str] = Counter()  # how often each phase was, since somebody wants to know
 
 
 @contextmanager
@@ -51,8 +54,10 @@ def phase(run: Run, name: str) -> Iterator[None]:
         path = Path(os.environ.get("PPO_ENDS", "/nonexistent")) / os.environ["ELASTICRL_NODE"]
         if path.exists():
             end = json.loads(path.read_text())
-            if end["phase"] == name:
+            entered[name] += end["phase"] == name
+            if end["phase"] == name and entered[name] >= end.get("entry", 1):
                 path.unlink()
+                entered.clear()
                 signal.setitimer(signal.ITIMER_REAL, end["after_ms"] / 1000)
                 if end.get("stay"):
                     time.sleep(60)

@@ -1,10 +1,13 @@
 """A small whole job for tests: PPO on digits, with everything real."""
 
+from dataclasses import replace
+
 from digits import Digits
 
 from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Kl, Model, Ppo
 from elasticrl.ppo import models
+from elasticrl.ppo.evaluation import Evaluation
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.begun import Begun
@@ -36,7 +39,7 @@ def settings(**more):
 
 def job(
     path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
-    staleness=ON_TIME, begun=False, engine=TorchEngine, sizes=None,
+    staleness=ON_TIME, begun=False, engine=TorchEngine, sizes=None, evaluate=None, scorer=None,
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
@@ -67,6 +70,14 @@ def job(
         pad=tokenizer.pad_token_id,
     )
     body = actor.actor if head == "tied" else actor
+    scorer = scorer or Function.named("elasticrl.ppo.tasks:reverse")
+    evaluation = None
+    if evaluate is not None:
+        held_out, drawn = Digits(tokenizer, 3), replace(sampling, temperature=float(evaluate.temperature or 0.0))
+        its = TorchEngine(body, drawn)
+        evaluation = Evaluation(
+            run, its, [held_out[i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps
+        )
     trainer = Trainer(
         run,
         Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer),
@@ -76,8 +87,9 @@ def job(
         sizes=passes,
         feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
         engine=engine(body, sampling),
-        scorer=Function.named("elasticrl.ppo.tasks:reverse"),
+        scorer=scorer,
         staleness=staleness,
         begun=Begun(actor.named_parameters) if begun else None,
+        evaluation=evaluation,
     )
     return trainer, run

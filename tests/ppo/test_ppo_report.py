@@ -2,9 +2,13 @@
 
 import io
 import json
+import sys
 import time
+from dataclasses import replace
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,6 +17,8 @@ from chaos.patience import patience
 from elasticrl.config.tree import Tree
 from elasticrl.ppo import report, sinks
 from elasticrl.ppo.advice import WINDOW, Adviser, Seen
+from elasticrl.ppo.evaluation import Evaluated, Shown
+from elasticrl.ppo.guarantee import Guarantee
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.runtime.traffic import Cost, Meter, sent
@@ -197,6 +203,109 @@ def test_curves_go_to_weights_and_biases_or_it_is_said_why_not_and_training_goes
     if not said:
         [kept] = tmp_path.glob("wandb/offline-run-*/run-job.wandb")
         assert kept.read_bytes().count(b"reward") >= 3
+
+
+SAMPLES = [
+    {"prompt": "3141 | <b>", "answer": "1413\n*x*", "score": 0.75, "parts": {"right": 1.0, "brief": -0.25}},
+    {"prompt": "2", "answer": "", "score": 0.0, "parts": {"right": 0.0, "brief": 0.0}},
+]
+
+
+def evaluated(step, score=0.5):
+    samples = tuple(Shown(**sample) for sample in SAMPLES)
+    return Evaluated(step=step, figures={"score": score, "pass@1": 0.25, "reward/right": 0.5}, samples=samples)
+
+
+def test_an_evaluation_is_told_with_its_step_the_one_before_it_first(tmp_path):
+    kept, out, path = Kept(), io.StringIO(), tmp_path / "history"
+    written = [kept, sinks.History(path, out), sinks.TensorBoard(str(tmp_path / "curves"), out)]
+    reporter = Reporter(Sinks(lambda: written), Adviser())
+    made, *rest = a_step(0)
+    reporter.keep(replace(made, evaluated=(evaluated(0), evaluated(1, score=0.6))), *rest)
+    reporter.tell(sealed=0, rank=0, kept=[[0]])
+    assert kept.events == [], "the step may be made again"
+    reporter.close(sealed=1, rank=0)
+    assert [(event.name, event.step) for event in kept.events] == [
+        ("ppo.evaluate", 0), ("ppo.step", 0), ("ppo.comm", 0), ("ppo.evaluate", 1),
+    ]  # fmt: skip
+    last = kept.events[-1]
+    assert last.line == "[Evaluate 1] score 0.600 pass@1 0.250"
+    assert last.fields["samples"] == SAMPLES
+    assert last.scalars == {"evaluate/score": 0.6, "evaluate/pass@1": 0.25, "evaluate/reward/right": 0.5}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines if "reward" in line] == [0]
+    assert [(line["step"], line["samples"]) for line in lines if "evaluated" in line] == [(0, SAMPLES), (1, SAMPLES)]
+    curves = EventAccumulator(str(tmp_path / "curves")).Reload()
+    assert [(row.step, round(row.value, 3)) for row in curves.Scalars("evaluate/score")] == [(0, 0.5), (1, 0.6)]
+    [_, shown] = curves.Tensors("samples/text_summary")
+    assert b"| prompt | answer | score | right | brief |" in shown.tensor_proto.string_val[0]
+    assert b"| 3141 &#124; &lt;b&gt; | 1413<br>&#42;x&#42; | 0.75 | 1 | -0.25 |" in shown.tensor_proto.string_val[0]
+
+
+class Tracking(ModuleType):
+    """Stands for the package mlflow: what it is asked, and what it refuses."""
+
+    class MlflowException(Exception):
+        pass
+
+    def __init__(self, refuses="", there=()):
+        super().__init__("mlflow")
+        self.__spec__ = ModuleSpec("mlflow", None)
+        self.refuses, self.there, self.asked = refuses, there, []
+
+    def __getattr__(self, name):
+        if name not in {"set_experiment", "search_runs", "start_run", "log_metrics", "end_run"}:
+            raise AttributeError(name)
+
+        def ask(*args, **more):
+            self.asked.append((name, *args, more))
+            if name == self.refuses:
+                raise self.MlflowException("it has no room")
+            return list(self.there) if name == "search_runs" else None
+
+        return ask
+
+
+@pytest.mark.parametrize("refuses", ["", "set_experiment", "start_run", "log_metrics", "end_run"])
+def test_curves_go_to_mlflow_or_it_is_said_once_why_not_and_training_goes_on(monkeypatch, refuses):
+    tracking, out = Tracking(refuses), io.StringIO()
+    monkeypatch.setitem(sys.modules, "mlflow", tracking)
+    for name in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):
+        monkeypatch.delenv(name, raising=False)
+    where = sinks.opened(conf(mlflow="papers"), out)
+    for number in range(2):
+        where.write(report.step_event(*a_step(number)[:1], {}, {}))
+    where.write(report.evaluate_event(evaluated(2)))
+    where.write(report.guarantee_event(Guarantee(holds="bits", text="the same"), 2))
+    where.close()
+    assert out.getvalue().count("MLflow does not take this job's curves (telemetry.mlflow): it has no room.") == bool(
+        refuses
+    )
+    asked = [name for name, *_ in tracking.asked]
+    whole = ["set_experiment", "search_runs", "start_run", "log_metrics", "log_metrics", "log_metrics", "end_run"]
+    assert asked == (whole[: whole.index(refuses) + 1] if refuses else whole), "whoever refuses is not asked again"
+    if not refuses:
+        assert tracking.asked[0] == ("set_experiment", "papers", {})
+        assert tracking.asked[2] == ("start_run", {"run_name": "job"})
+        name, numbers, more = tracking.asked[-2]
+        assert more == {"step": 2}
+        assert numbers == {"evaluate/score": 0.5, "evaluate/pass_at_1": 0.25, "evaluate/reward/right": 0.5}
+
+
+def test_the_next_worker_goes_on_with_the_same_run_of_mlflow(monkeypatch):
+    tracking = Tracking(there=[SimpleNamespace(info=SimpleNamespace(run_id="a1"))])
+    monkeypatch.setitem(sys.modules, "mlflow", tracking)
+    sinks.Mlflow("papers", "job", io.StringIO())
+    assert tracking.asked[1][-1]["filter_string"] == "attributes.run_name = 'job'"
+    assert tracking.asked[2] == ("start_run", {"run_id": "a1"})
+
+
+def test_without_the_package_it_is_said_that_nothing_goes_to_mlflow():
+    if find_spec("mlflow"):
+        pytest.skip("it is installed")
+    out = io.StringIO()
+    sinks.opened(conf(mlflow="papers"), out).write(report.evaluate_event(evaluated(2)))
+    assert "telemetry.mlflow is set, but mlflow is not installed: nothing is sent" in out.getvalue()
 
 
 def test_a_folder_for_curves_that_cannot_be_written_to_costs_the_curves_alone(tmp_path):

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -22,7 +22,7 @@ from elasticrl.contract.beats import Beat, Page
 from elasticrl.contract.model import OUTSIDE
 from elasticrl.core.node.suspect import Budgets, Timeouts
 from elasticrl.ppo import models, rewards
-from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
+from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel, Weighted, scores_of
 from elasticrl.ppo.sizes import Sizes
 from elasticrl.runtime.interrupt import GangError
 
@@ -388,3 +388,61 @@ def test_a_reply_that_no_reader_can_bear_is_an_error_of_the_reward(endpoint, rep
     replies.append((200, reply))
     with pytest.raises(RewardError):
         Endpoint(url=url).score([answer(0)])
+
+
+def brief(answers):
+    return [-0.5 * len(each.response) for each in answers]
+
+
+def each_right(answers):
+    return [[1.0] * len(each.pieces) for each in answers]
+
+
+def test_several_rewards_are_weighed_and_what_each_said_is_kept(endpoint):
+    url, _, asked = endpoint
+    scorer = rewards.of(
+        Reward(
+            parts={"brief": f"{__name__}:brief", "right": f"{__name__}:each_right", "judge": url},
+            weights={"judge": "2", "brief": "0.5"},
+        ),
+        deadline_s=20.0,
+        load=lambda _: None,
+    )
+    answers = {lane: [answer(lane, response="141"), answer(f"{lane}b", response="7")][: 2 - lane] for lane in range(3)}
+    found = scores_of(scorer, answers, rounds=range(3), within=lambda _: nullcontext())
+    assert [found[lane].parts["judge"] for lane in range(3)] == [[3.0, 1.0], [3.0], []]
+    assert found[0].parts == {"brief": [-1.5, -0.5], "right": [[1.0] * 3, [1.0]], "judge": [3.0, 1.0]}
+    assert found[0].scores == [[1.0, 1.0, 1.0 + 6.0 - 0.75], [1.0 + 2.0 - 0.25]], "of a whole answer, on its last token"
+    assert len(asked) == 2, "an empty lane is not asked about"
+    assert scorer.score(answers[1]) == found[1].scores
+
+
+def test_endpoints_of_several_rewards_are_asked_at_once_and_the_first_that_fails_ends_the_wait(endpoint):
+    url, replies, asked = endpoint
+    meet = threading.Barrier(2, timeout=10.0)
+    replies += [("call", meet.wait)] * 2  # each answers when the other was asked
+    parts = {"one": Endpoint(url=url, timeout_s=9.0), "other": Endpoint(url=f"{url}2", timeout_s=9.0)}
+    scorer = Weighted(parts=parts, weights={"one": 1.0, "other": -1.0})
+    found = scores_of(scorer, {0: [answer(0)]}, rounds=[0], within=lambda _: nullcontext())
+    assert found[0].scores == [0.0]
+    assert len(asked) == 2
+    replies += [("hang", None), (404, "no such model")]
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match="no such model"):
+        scores_of(scorer, {0: [answer(0)]}, rounds=[0], within=lambda _: nullcontext())
+    assert time.monotonic() - begun < patience(5.0)
+
+
+def test_a_reward_model_among_several_is_found_and_gets_each_generation_s_weights(folders):
+    model = models.reward_model(Model(path=folders["reward"]), folders["reward"])
+    empty = RewardModel(model=torch.nn.Module(), sizes=Sizes(tokens=64, sample=10, answer=4), pad=10)
+    scorer = rewards.of(Reward(parts={"brief": f"{__name__}:brief"}, model="m"), deadline_s=1.0, load=lambda _: empty)
+    assert rewards.model_of(scorer) is empty
+    full = rewards.with_model(scorer, model)
+    assert rewards.model_of(full).model is model
+    answers = [answer(0), answer(1, response="77")]
+    found = scores_of(full, {0: answers}, rounds=[0], within=lambda _: nullcontext())[0]
+    alone = replace(empty, model=model).score(answers)
+    assert found.parts["model"] == alone
+    assert found.scores == [score - 0.5 * len(each.response) for score, each in zip(alone, answers, strict=True)]
+    assert rewards.model_of(Function.named("elasticrl.ppo.tasks:reverse")) is None

@@ -310,8 +310,8 @@ def test_a_phase_of_a_scripts_own_has_a_budget_by_its_name(given_text: Reader) -
     assert loads(dumps(good(loaded))) == good(loaded) != good(given_text(SMALL))
     assert secrets_here(good(loaded)) == secrets_here(good(given_text(SMALL)))
     assert [(one.key, one.old, one.new, one.when) for one in changes(good(given_text(SMALL)), good(loaded))] == [
-        ("timeouts.phase.eval_s", "null", "3s", "restart"),
         ("timeouts.phase.evaluate", "null", "6m", "restart"),
+        ("timeouts.phase.eval_s", "null", "3s", "restart"),
         ("timeouts.phase.gather", "null", "20s", "restart"),
     ]
     again = given_text(
@@ -354,7 +354,7 @@ def test_a_phase_that_is_near_to_a_known_one_is_taken_with_a_warning(given_text:
 
 def test_a_phase_that_the_trainer_does_not_have_has_no_effect(given_text: Reader) -> None:
     own = SMALL.replace("train.py", "elasticrl.ppo") + "model: {path: m}\ndata: {path: d}\nreward: {function: a:b}\n"
-    loaded = given_text(own, ["timeouts.phase.evaluate=5m", "timeouts.phase.rolout=5m", "timeouts.phase.disks=5m"])
+    loaded = given_text(own, ["timeouts.phase.gather=5m", "timeouts.phase.rolout=5m", "timeouts.phase.disks=5m"])
     assert [(one.level, one.rule, one.remedy) for one in loaded.findings] == [
         ("warning", "has no effect with elasticrl.ppo", "Remove it."),
         ("warning", "has no effect with elasticrl.ppo", "Rename it to rollout."),

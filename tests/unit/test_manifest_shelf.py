@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from elasticrl.runtime.checkpoint import shelf
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Conditions, Manifest, name_of
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Conditions, Manifest, name_of, seal, unseal
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Local, Place, Url, explained, place
 from elasticrl.runtime.checkpoint.shelf import (
     Entry,
+    best_of,
     doomed,
     mark_all,
     mark_committed,
@@ -184,10 +185,22 @@ def test_a_commit_record_belongs_to_its_manifest(where: Place, tmp_path: Path):
     assert read_committed(where, other) is None
 
 
-def entry(step: int, *, generation: int = 1, committed: bool = True) -> Entry:
-    return Entry(
-        name=name_of(Version(step), generation), version=Version(step), generation=generation, committed=committed
+def entry(step: int, *, generation: int = 1, committed: bool = True, score: float | None = None) -> Entry:
+    version = Version(step)
+    manifest = Manifest(
+        version=version,
+        generation=generation,
+        world=1,
+        parent=None,
+        facts=Conditions(),
+        contents={},
+        files=(),
+        score=score,
     )
+    return Entry(
+        name=manifest.name, version=version, generation=generation, committed=committed,
+        manifest=Manifest.decode(manifest.encode(), "it"),
+    )  # fmt: skip
 
 
 def steps(names: tuple[str, ...]) -> list[int]:
@@ -200,6 +213,26 @@ def test_retention_keeps_the_last_the_multiples_and_the_newest_good():
     assert steps(doomed(entries, keep_last=3, keep_every=50, good=entries[-1].name)) == [10, 20, 30, 40, 60, 70]
     assert steps(doomed(entries, keep_last=1, good=entries[2].name)) == [10, 20, 40, 50, 60, 70, 80, 90]
     assert steps(doomed(entries, keep_last=0, good=entries[-1].name)) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_retention_keeps_the_best_that_was_committed_if_it_is_asked_to():
+    scores = {10: 0.5, 20: 0.7, 30: None, 40: 0.7, 50: 0.9, 60: -1.0}
+    entries = [entry(step, score=score, committed=step != 50) for step, score in scores.items()]
+    assert steps(doomed(entries, keep_last=1, good=None)) == [10, 20, 30, 40, 50]
+    assert steps(doomed(entries, keep_last=1, good=None, keep_best=True)) == [10, 20, 30, 50], "of equals the newest"
+    found, any_of_them = best_of(entries), best_of(entries, uncommitted=True)
+    assert found is not None
+    assert any_of_them is not None
+    assert (found.version.step, any_of_them.version.step) == (40, 50)
+    assert best_of([entry(10)]) is None
+
+
+def test_a_manifest_of_before_there_were_scores_is_read():
+    body = unseal(Manifest(
+        version=Version(7), generation=1, world=1, parent=None, facts=Conditions(), contents={}, files=()
+    ).encode(), "it")  # fmt: skip
+    del body["score"]
+    assert Manifest.decode(seal(body), "it").score is None
 
 
 def test_what_was_never_committed_goes_only_when_it_never_can_be():

@@ -252,6 +252,51 @@ def test_a_history_with_the_time_of_day_is_drawn_over_time_too(run: Path) -> Non
     assert timed(elsewhere) == [], "the history of another day is no part of this picture"
 
 
+SAMPLES = [
+    {"prompt": NASTY, "answer": "x" * 999, "score": 0.75, "parts": {"right": 1.0, "brief": -0.25}},
+    {"prompt": "3141", "answer": "14\x1b[31m\n13", "score": 0.0, "parts": {"right": 0.0, "brief": 0.0}},
+]
+
+
+def evaluations_of(run: Path) -> None:
+    """In the trainer's history, which now begins with one; and the last of them again, in a worker's log."""
+    history = [
+        {"step": 0, "evaluated": {"score": 0.25, "pass@1": 0.5}, "samples": SAMPLES[:1]},
+        *({"step": s, "reward": s / 10, "reward/right": s / 20, "reward/right_std": 9.0} for s in range(10)),
+        {"step": 10, "evaluated": {"score": 0.5, "pass@1": 0.625}, "samples": SAMPLES},
+        {"step": 11, "evaluated": "nonsense"},
+    ]
+    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
+    event = {
+        "ts": "2026-11-21T20:34:11Z",
+        "event": "ppo.evaluate",
+        "step": 10,
+        "metrics": {"score": 0.5},
+        "samples": SAMPLES,
+    }
+    (run / "log" / "n0" / "rank_0.log").write_text(f"[Evaluate 10] score 0.500\n{json.dumps(event)}\n")
+
+
+def test_evaluations_and_their_answers_are_tables_in_which_nothing_is_more_than_text(run: Path) -> None:
+    evaluations_of(run)
+    story = story_of(run)
+    assert [(each.step, dict(each.figures)) for each in story.left.evaluated] == [
+        (0, {"score": 0.25, "pass@1": 0.5}), (10, {"score": 0.5}),
+    ]  # fmt: skip
+    assert "2 evaluations" in story.left.files
+    assert {name for note in story.curve for name in note.facts} == {"reward", "reward/right"}
+    made, said = page(story), text(story)
+    assert "<h2>Held-out prompts</h2>" in made
+    assert "<td>n1/1: &lt;script&gt;alert(1)&lt;/script&gt; &amp; died; 2 nodes train</td>" in made
+    assert "<script" not in made
+    assert f"<td>{'x' * 400}</td><td>0.75</td><td>1</td><td>-0.25</td>" in made
+    assert "x" * 401 not in made
+    assert "HELD-OUT PROMPTS\nafter step  score  pass@1\n0           0.25   0.5\n10          0.5" in said
+    assert "SOME ANSWERS to them, after step 10" in said
+    assert "\x1b" not in said
+    assert "reward/right 0.000 at step 0, 0.450 at step 9" in said
+
+
 @pytest.mark.long
 def test_an_incident_stands_on_the_timeline_in_the_row_of_whom_it_names(run: Path) -> None:
     story = story_of(run)

@@ -165,6 +165,7 @@ class Manifest:
     nodes: tuple[str, ...] = ()  # with `own`: on whose disk each shard is
     code: str = ""  # hash of the package's files
     chain: str = ""  # the link of the digests' chain at its step; empty where digests are not made, or not in each step
+    score: float | None = None  # of the evaluation of just this state; None if it was not evaluated
 
     @property
     def name(self) -> str:
@@ -199,6 +200,7 @@ class Manifest:
                 "nodes": self.nodes,
                 "code": self.code,
                 "chain": self.chain,
+                "score": self.score,
                 "files": [asdict(file) for file in self.files],
             }
         )
@@ -226,6 +228,7 @@ class Manifest:
                 nodes=tuple(map(str, body.get("nodes", ()))),
                 code=str(body["code"]),
                 chain=str(body["chain"]),
+                score=None if body.get("score") is None else float(body["score"]),
                 files=tuple(map(FileEntry.from_json, body["files"])),
             )
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:

@@ -156,13 +156,19 @@ def finish(
             version=version, generation=generation, world=world, parent=parent, facts=machine_facts(facts),
             contents=_contents(tables, values), files=tuple(files), lineage=lineage,
             written=datetime.now(UTC).isoformat(timespec="seconds"), own=None if own is None else tuple(sorted(own)),
-            nodes=tuple(nodes), code=provenance.package(), chain=chain,
+            nodes=tuple(nodes), code=provenance.package(), chain=chain, score=_score(values.get("run"), version),
         )  # fmt: skip
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:
             out.write(manifest.encode())
         place.publish(name)
     return manifest
+
+
+def _score(run: object, version: Version) -> float | None:
+    """What the state itself says that it scored; it also remembers what an earlier one did."""
+    scored = run.get("score") if isinstance(run, Mapping) else None
+    return float(scored[1]) if scored and not version.update and scored[0] == version.step else None
 
 
 def _already(place: Place, name: str) -> Manifest | None:

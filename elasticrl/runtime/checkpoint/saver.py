@@ -58,6 +58,7 @@ class Retention:
 
     keep_last: int = 3
     keep_every: int = 0
+    keep_best: bool = False
 
 
 class Saver:
@@ -173,6 +174,7 @@ class Saver:
                 "where": self.where,
                 "keep_last": retention.keep_last,
                 "keep_every": retention.keep_every,
+                "keep_best": retention.keep_best,
                 "generation": generation,
                 "commit": commit,
             }

@@ -221,13 +221,24 @@ def _commit_problem(place: Place, name: str) -> str:
     return "" if read_committed(place, name) is not None else f"does not fit {MANIFEST}: one of the two was changed"
 
 
+def best_of(entries: Sequence[Entry], *, commit: str | None = None, uncommitted: bool = False) -> Entry | None:
+    """Of the committed ones that were evaluated the one with the highest score, of equals the newest."""
+    scored = [
+        (e.manifest.score, e.version, e.generation, e)
+        for e in entries
+        if e.manifest is not None and e.manifest.score is not None and (e.committed or e.name == commit or uncommitted)
+    ]
+    return max(scored, key=lambda one: one[:3], default=(None,))[-1]
+
+
 def doomed(
-    entries: Sequence[Entry], *, keep_last: int, keep_every: int = 0, good: str | None, commit: str | None = None
-) -> tuple[str, ...]:
+    entries: Sequence[Entry], *, keep_last: int, keep_every: int = 0, keep_best: bool = False, good: str | None,
+    commit: str | None = None,
+) -> tuple[str, ...]:  # fmt: skip
     """Which checkpoints may go. Never the newest good one, never the one the store names, never one newer than the last commit.
 
-    `keep_every`: those at multiples of so many steps stay for good. What was saved but never committed goes once a later
-    one is committed: no transaction can name it any more.
+    `keep_every`: those at multiples of so many steps stay for good. `keep_best`: so does the best of them. What was saved but
+    never committed goes once a later one is committed: no transaction can name it any more.
     """
     committed = [e for e in entries if e.committed or e.name == commit]
     # The generation first: after a step back the commits of those before are of later steps, and yet are earlier commits.
@@ -236,7 +247,8 @@ def doomed(
         e.name for e in sorted(committed, key=lambda e: (e.version, e.generation), reverse=True)[: max(keep_last, 1)]
     }
     stay |= {e.name for e in committed if keep_every and e.version.step % keep_every == 0 and not e.version.update}
-    stay |= {name for name in (good, commit) if name}
+    best = best_of(entries, commit=commit) if keep_best else None
+    stay |= {name for name in (good, commit, best and best.name) if name}
     return tuple(
         e.name
         for e in entries
@@ -249,6 +261,7 @@ def prunable(
     *,
     keep_last: int,
     keep_every: int = 0,
+    keep_best: bool = False,
     generation: int | None = None,
     commit: str | None = None,
     idle_s: float | None = None,
@@ -265,7 +278,9 @@ def prunable(
         entries = listing(place)
         found = newest_good(place, commit=commit)
         good = found.manifest.name if found else None
-        gone = list(doomed(entries, keep_last=keep_last, keep_every=keep_every, good=good, commit=commit))
+        gone = list(
+            doomed(entries, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, good=good, commit=commit)
+        )
         told = generation is not None
         if generation is None:
             generation = max((e.generation for e in entries if e.committed or e.name == commit), default=None)
@@ -310,11 +325,14 @@ def clear(place: Place, names: Iterable[str]) -> None:
 
 
 def prune(
-    place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
-) -> tuple[str, ...]:
+    place: Place, *, keep_last: int, keep_every: int = 0, keep_best: bool = False, generation: int | None = None,
+    commit: str | None = None,
+) -> tuple[str, ...]:  # fmt: skip
     """Remove what is `prunable`, and nothing where no checkpoint is good; the names that went."""
     try:
-        gone = prunable(place, keep_last=keep_last, keep_every=keep_every, generation=generation, commit=commit)
+        gone = prunable(
+            place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, generation=generation, commit=commit
+        )
     except CheckpointCorrupt:
         return ()
     clear(place, gone)

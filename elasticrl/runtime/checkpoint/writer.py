@@ -193,6 +193,7 @@ def serve(fd: int, orphan_s: float) -> None:
                         place(request["where"]),
                         keep_last=request["keep_last"],
                         keep_every=request["keep_every"],
+                        keep_best=request["keep_best"],
                         generation=request["generation"],
                         commit=request["commit"],
                     )
