@@ -1,4 +1,4 @@
-"""The vault's memory is told to the GPU once for each mapping, let go of before the next, and never needed: CUDA is played here."""
+"""The vault's memory is told to the GPU once for each mapping, let go of before the next, and never needed. CUDA is played."""
 
 import ctypes
 import mmap
