@@ -39,7 +39,7 @@ step = Trainer.step
 
 def counted(trainer: Trainer, number: int) -> object:
     """A step, if it is asked for."""
-    if number >= int(sys.argv[3]):
+    if int(number) >= int(sys.argv[3]):
         raise Enough
     return step(trainer, number)
 

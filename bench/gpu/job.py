@@ -85,6 +85,7 @@ def configuration(size: Size, model: Path, prompts: Path, *, algorithm: str, dev
         "rollout": {"max_tokens": size.answer},
         "data": {"path": str(prompts), "max_prompt": size.prompt, "chat_template": False},
         "lanes": {"count": LANES, "digest": "sample"},
+        "membership": {"min_nodes": 1, "max_nodes": 1},
         "vault": {"copies": 0},
         "checkpoint": {"every": 100_000},
     }  # fmt: skip

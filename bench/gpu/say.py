@@ -83,4 +83,5 @@ def begin(main: Callable[[Say], None]) -> None:
     asked = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "runtime"), str(ROOT / "tests" / "ppo")]
     os.environ |= {"ELASTICRL_TEST_DEVICE": asked.device, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking CUDA itself before a fork would break it in the children
     main(Say(asked.device, asked.rows, asked.folder))

@@ -49,6 +49,7 @@ def alone(say: Say, algorithm: str, conf: Mapping[str, Any], steps: int) -> tupl
     config, out = folder / "job.yaml", folder / "out.json"
     plain = {section: dict(values) for section, values in conf.items()}
     plain |= {"job": {"name": "steps", "program": "elasticrl.ppo", "steps": FOR_EVER, "seed": 7}}
+    plain["store"] = {"embedded": True}  # of a daemon, which there is none of
     plain["node"] |= {"name": "n0", "state_dir": str(folder / "state")}
     plain["vault"] |= {"dir": str(memory(say) / algorithm)}
     plain["checkpoint"] |= {"dir": str(folder / "saves")}
@@ -67,7 +68,7 @@ def under_a_daemon(say: Say, conf: Mapping[str, Any], steps: int) -> float:
     history = say.folder / "history"
     plain = {**conf, "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": FOR_EVER}}
     plain |= {"vault": {**conf["vault"], "dir": str(memory(say) / "daemon")}}
-    plain |= {"agent": {"env": {"ELASTICRL_HISTORY": str(history)}}, "membership": {"min_nodes": 1, "max_nodes": 1}}
+    plain |= {"agent": {"env": {"ELASTICRL_HISTORY": str(history)}}}
     plain |= {"timeouts": {"floor": "30s"}}
     with Job(etcd=1, name="gpu", conf=plain) as job:
         job.start("n0")

@@ -12,7 +12,7 @@ from itertools import count
 from bench.gpu.say import ROOT, Say, begin
 
 LIMIT_S = 4.0
-WATCHED_S = 45.0  # for torch's watchdog to end a process: it looks seldom
+WATCHED_S = 30.0  # for torch's watchdog to end a process: it looks seldom
 GRAPHS = "there are no CUDA graphs"
 GENERATION = count(1, 10)
 
