@@ -23,11 +23,13 @@ from pathlib import Path
 from bench.gpu.found import End, Part, Row, row_of
 
 MARK = "ELASTICRL_GPU_PART"  # the word's variable
+APART_S = 0.05  # between the first words of two of them
 ABORT_S = 3.0  # for stacks to be written
 GONE_S = 10.0  # for what was killed to be gone
 LEAST_S = 5.0  # less is no time to begin in
 LINES = 40  # of an end, and of each stack
-FILES = 12  # of stacks at most
+FILES, MOST = 12, 4000  # of stacks at most, and letters of each
+NOISE = ("Extension modules:",)
 STACK = re.compile(r"^(?:Fatal Python error|(?:Current thread|Thread) 0x)", re.MULTILINE)
 
 
@@ -109,7 +111,7 @@ def run(task: Task, folder: Path, limit_s: float, word: str) -> Part:
     how: End = "late" if late else "failed" if bad else "passed"
     return Part(
         name=task.name, title=task.title, end=how, took_s=took_s, limit_s=limit_s, rows=tuple(seen),
-        said="" if how == "passed" else last_lines(log), stacks=dict(stacks(folder)) if late else {},
+        said="" if how == "passed" else last_lines(text_of(log)), stacks=dict(stacks(folder)) if late else {},
     )  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def abort(word: str) -> None:
         with suppress(OSError):
             if "python" in Path(f"/proc/{pid}/exe").readlink().name:
                 os.kill(pid, signal.SIGABRT)
+                time.sleep(APART_S)  # some write to one file
     time.sleep(ABORT_S)  # nobody tells when all have written
 
 
@@ -155,18 +158,31 @@ def _ended(pid: int) -> bool:
         return True
 
 
-def last_lines(log: Path, lines: int = LINES) -> str:
-    """Of what it printed."""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+def text_of(log: Path) -> str:
+    """As far as it is text."""
+    return log.read_text(encoding="utf-8", errors="replace")
+
+
+def last_lines(text: str, lines: int = LINES) -> str:
+    """Of what it printed, before what threads were at.
+
+    >>> last_lines("one\\ntwo\\nthree\\nFatal Python error: Aborted\\n", 2)
+    'two\\nthree'
+    """
+    found = STACK.search(text)
+    return "\n".join(text[: found.start() if found else None].splitlines()[-lines:])
 
 
 def stacks(folder: Path) -> Iterator[tuple[str, str]]:
     """What its processes were at, by the file that they wrote it to."""
     logs = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in {".log", ".txt", ".err"}]
     for path in sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)[: 4 * FILES]:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = text_of(path)
         if found := STACK.search(text):
-            yield str(path.relative_to(folder)), "\n".join(text[found.start() :].splitlines()[:LINES])
+            yield (
+                str(path.relative_to(folder)),
+                "\n".join(line for line in text[found.start() :].splitlines() if not line.startswith(NOISE))[:MOST],
+            )
 
 
 def python(*words: str) -> tuple[str, ...]:

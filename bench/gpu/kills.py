@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.gpu.bits import NCCL
 from bench.gpu.say import Say, begin
 
-STEPS = 30
+STEPS = 60  # at 60 ms: more than are made while faults are dealt out, or nothing would be left to wait for
 
 
 def through(folder: Path, strategy: str, faults: Callable[..., None]) -> dict[int, str]:
@@ -16,7 +16,7 @@ def through(folder: Path, strategy: str, faults: Callable[..., None]) -> dict[in
 
     from elasticrl.runtime.data.audit import audit
 
-    with Nodes(folder, steps=STEPS, strategy=strategy, step_ms=30.0) as nodes:
+    with Nodes(folder, steps=STEPS, strategy=strategy, step_ms=60.0) as nodes:
         nodes.plan("n0", "n1", "n2")
         nodes.until_new(2)
         faults(nodes)

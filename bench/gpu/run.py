@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -87,14 +88,14 @@ def installed(wheels: Path, site: Path) -> None:
     )
 
 
-def named(site: Path, version: str = "0.1.0") -> None:
-    """The tree's own package has a version there, as an installed one does."""
-    if find_spec("elasticrl") is not None and not list(site.glob("elasticrl-*.dist-info")):
-        about = site / f"elasticrl-{version}.dist-info"
+def named(site: Path) -> None:
+    """The package is the tree's own. Where it is not installed, it is given a version, which it is asked for."""
+    try:
+        version("elasticrl")
+    except PackageNotFoundError:
+        about = site / "elasticrl-0.1.0.dist-info"
         about.mkdir(parents=True)
-        (about / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: elasticrl\nVersion: {version}\n", encoding="utf-8"
-        )
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: elasticrl\nVersion: 0.1.0\n", encoding="utf-8")
 
 
 def machine(device: str) -> dict[str, str]:
@@ -169,8 +170,7 @@ def main() -> int:
     try:
         site = folder / "site"
         installed(asked.wheels.resolve(), site)
-        if not rehearsal:
-            named(site)
+        named(site)
         paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
         os.environ |= {"PYTHONPATH": ":".join(filter(None, paths)), "ELASTICRL_BENCH_MEMORY": str(memory)}
         os.chdir(ROOT)
