@@ -102,7 +102,9 @@ def main(say: Say) -> None:
             plan = planned(config)
             where = "on the card, " if say.card else "resident, all of the process; "
             say.figure(f"{algorithm}: memory", took["used"] / 1e9, "GB", f"{where}held {took['held'] / 1e9:.2f} GB")
-            say.figure(f"{algorithm}: memory by `plan`", plan / 1e9, "GB", f"{took['used'] / plan:.2f} of it were used")
+            say.figure(
+                f"{algorithm}: memory by `plan`", plan / 1e9, "GB", f"used were {took['used'] / plan:.2f} times that"
+            )
             stall = took["stalled_s"] / size.steps
             share = 100 * stall / ours[algorithm]
             say.figure(f"{algorithm}: snapshots hold a step up", 1000 * stall, "ms", f"{share:.2f} % of a step")

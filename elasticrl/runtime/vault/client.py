@@ -27,7 +27,7 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
-from elasticrl.runtime.vault.registered import Registered
+from elasticrl.runtime.vault.registered import Cudart, Registered
 from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Made, Version
@@ -319,7 +319,8 @@ class Vault:
         device = next(tensor.device for tensor in tensors if tensor.is_cuda)
         with torch.cuda.device(device):  # this thread has chosen none
             if self._registered is None:
-                self._registered = Registered(torch.cuda.cudart(), self._say_slower)
+                cudart: Cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch has not annotated it
+                self._registered = Registered(cudart, self._say_slower)
             self._registered.know(id(slot), slot.mapping)
 
     def _say_slower(self, why: str) -> None:
