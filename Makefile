@@ -6,7 +6,7 @@ SEEDS ?= 250
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full fuzz chaos race etcd34 slurm vllm vllm-full hf hf-versions trainers compat diagnose-held docs lint types system clean install-systemd
+.PHONY: help setup run test ci check full gpu fuzz chaos race etcd34 slurm vllm vllm-full hf hf-versions trainers compat diagnose-held docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -15,6 +15,7 @@ help:
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make fuzz   an hour of hostile input for every reader (MINUTES=10: ten minutes)"
+	@echo "make gpu    what one NVIDIA card can show in 7 minutes, into docs/gpu (DEVICE=cpu: a rehearsal on CPUs)"
 	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
 	@echo "make diagnose-held  how often diagnose is right about logs that its rules were not written for"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
@@ -85,6 +86,7 @@ check: setup lint types
 
 full: setup system lint types
 	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/slurm --ignore tests/hf
+	$(MAKE) gpu DEVICE=cpu
 	$(MAKE) etcd34
 	$(MAKE) slurm
 	$(MAKE) vllm-full
@@ -99,6 +101,12 @@ full: setup system lint types
 	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 1800
 	$(BIN)/python -m chaos.explore --mutants
 	$(BIN)/python -m chaos.mutate --unit --least 30
+
+# On a card the Python is .venv's, or where there is none the machine's own: it has a torch with CUDA, and may reach no registry.
+# docs/GPU.md. OUT=FOLDER: the results go there; ONLY=bits,kills: these parts alone.
+DEVICE ?= cuda
+gpu: $(if $(filter cpu,$(DEVICE)),setup $(VENV)/.stamp-hf)
+	p=$(BIN)/python; [ -x $$p ] || p=python3; $$p bench/gpu/run.py --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only $(ONLY))
 
 # Hostile input for all that reads what others wrote. `make test` has the same few examples each time; here they are fresh ones.
 fuzz: MINUTES = 60

@@ -1,7 +1,7 @@
 """Seconds from a fault to the next step of all ranks: elasticrl beside stock torchrun, in one run, in turn.
 
     python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,...]
-    python bench/recovery.py --params 1e4,2e7,1e8 [--state 2e7] [--trials 3] [--json]
+    python bench/recovery.py --params 1e4,2e7,1e8 [--state 2e7] [--trials 3] [--json] [--device cuda] [--copies 1]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl's worker is a real model under `runtime.join`, and what is
 timed is the next *sealed* step: applied everywhere, whole in the vaults and copied. torchrun's is a loop that sleeps and
@@ -33,7 +33,8 @@ moments), and then with so many numbers of state without gradients, which leave 
 node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory, by
 itself. The *floor* is what reform and restore moved, divided by the bandwidth of its way, which the same run measures. `again`
 is the step that comes again, which takes as long as a usual one. (It is sealed by the next one's vote, which is not taken off.)
-The goal is recovery without it, or the stall of a join, of at most 0.3 s and one and a half floors.
+The goal is recovery without it, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all
+three workers are on one card, over NCCL. `--copies 0` keeps no state on other nodes, so only `worker` can be asked for.
 """
 
 import argparse
@@ -65,6 +66,7 @@ from elasticrl.store.embedded import free_ports
 STEP_MS = 50
 NODES = ("n0", "n1", "n2")
 PATIENCE_S = 60.0
+MEMORY = os.environ.get("ELASTICRL_BENCH_MEMORY", "/dev/shm")  # a folder that is no disk
 PROGRAM = Path(__file__).parents[1] / "tests" / "runtime" / "run_job.py"
 BEGINNING = re.compile(r"(\S+) elasticrl: generation (\d+): rank \d+ of \d+, lanes .*, from step (\d+)\.\d+ \((.*)\)")
 LEAVING = re.compile(r"(\S+) elasticrl: left generation (\d+):")
@@ -89,7 +91,10 @@ class Cost:
 class Elastic:
     """elasticrl, with a warm spare process on each node."""
 
-    def __init__(self, *, step_ms: float = STEP_MS, save_every: int = 100_000, params: int = 0, state: int = 0) -> None:
+    def __init__(
+        self, *, step_ms: float = STEP_MS, save_every: int = 100_000, params: int = 0, state: int = 0, device: str = "cpu",
+        copies: int = 1,
+    ) -> None:  # fmt: skip
         conf: dict[str, Any] = {
             "job": {"program": str(PROGRAM), "seed": 7},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
@@ -97,8 +102,11 @@ class Elastic:
             "checkpoint": {"every": save_every},
         }
         # A vault is in memory: in a folder of a disk, the disk's speed would be measured.
-        self.vaults = tempfile.mkdtemp(prefix="elasticrl-", dir="/dev/shm") if params or state else ""
-        conf |= {"vault": {"dir": self.vaults}} if self.vaults else {}
+        self.vaults = tempfile.mkdtemp(prefix="elasticrl-", dir=MEMORY) if params or state else ""
+        conf |= {
+            "vault": {"copies": copies, **({"dir": self.vaults} if self.vaults else {})},
+            "node": {"device": device},
+        }
         size = ("--params", str(params), "--state", str(state))
         self.job = Job(
             etcd=1,
@@ -398,7 +406,7 @@ STALLS = {"worker": 0.2, "join": 0.2}
 KNOWN = ("worker", "stop", "hang", "node", "join", "cut", "leader")
 
 
-def trial(side: str, faults: list[str], **size: int) -> dict[str, Cost]:
+def trial(side: str, faults: list[str], **size: Any) -> dict[str, Cost]:
     """One fresh job, each fault once. What does not come back in time is missing, and ends the trial."""
     found: dict[str, Cost] = {}
     away = False  # whether a node was taken away: only `join` brings it back
@@ -412,7 +420,7 @@ def trial(side: str, faults: list[str], **size: int) -> dict[str, Cost]:
                     job.ready()
                 found[fault] = getattr(job, fault)()
                 away = fault == "node"
-                if not away:
+                if not away and fault != faults[-1]:
                     job.ready()
             except (Late, OSError, IndexError) as error:
                 print(f"  {side}: {fault}: {error}"[:600], file=sys.stderr)
@@ -424,7 +432,7 @@ BY_SIZE = ("worker", "node", "join")
 SLACK_S, FLOORS = 0.3, 1.5  # the goal: recovery without the step that comes again is at most this, and so many floors
 
 
-def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json: bool) -> int:
+def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json: bool, **where: Any) -> int:
     """Each fault at each size, against its floor."""
     watch = Watch()
     speeds = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}
@@ -432,7 +440,7 @@ def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json
     for number in range(trials):
         for size in sizes:
             of = ", ".join(f"{count:.0e} {name}" for name, count in size.items())
-            costs = trial("elasticrl", faults, **size)
+            costs = trial("elasticrl", faults, **size, **where)
             watch.look()
             for fault, cost in costs.items():
                 found.setdefault(of, {}).setdefault(fault, []).append(cost)
@@ -517,11 +525,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--params", default="", help="sizes: so many parameters more")
     parser.add_argument("--state", default="", help="sizes: so many numbers without gradients")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with a size")
+    parser.add_argument("--copies", type=int, default=1, help="of a state on other nodes; with a size")
     end_cleanly()
     options = parser.parse_args()
     if sizes := [{"params": n} for n in counts(options.params)] + [{"state": n} for n in counts(options.state)]:
         asked = [fault for fault in BY_SIZE if fault in options.faults]
-        return by_size(sizes, asked, options.trials, options.json)
+        return by_size(sizes, asked, options.trials, options.json, device=options.device, copies=options.copies)
     sides, faults = options.sides, options.faults
     watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -82,7 +83,9 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    """Of this checkout, with a + where the package is another than committed; empty where there is none."""
+    """Of this checkout, with a + where the package is another than committed; empty where there is none, or no git."""
+    if shutil.which("git") is None:
+        return ""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:

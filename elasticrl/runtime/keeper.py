@@ -509,7 +509,10 @@ class Keeper:
             self._complain("ledger", "")
 
     def _notice(self) -> None:
-        """Says why this node's vault server does not hear of snapshots: each reason once, until it hears of one again."""
+        """Says why this node's vault server does not hear of snapshots: each reason once, until it hears of one again. And why
+        a GPU's snapshots are slow, once.
+        """
+        self._complain("registered", self.vault.slower)
         notice = self.vault.notice
         if not notice:
             self._noticed.clear()

@@ -108,7 +108,7 @@ class Memory:
         self._ticket: Ticket | None = None
         self._copied = -1  # the newest step of this rank's that is whole, with its copies
         self._least = Least(gang.group)
-        self._late = self._released = False
+        self._late = self._released = self._slower = False
 
     # ---- back
 
@@ -159,6 +159,9 @@ class Memory:
             world=gang.world, lineage=self._lineage,
         )  # fmt: skip
         self._ticket.wait_sealed(self._timeout_s)
+        if self.vault.slower and not self._slower:
+            self._slower = True
+            say(self.vault.slower)
 
     def close(self) -> None:
         """Keeps nothing more. The files stay."""

@@ -153,8 +153,10 @@ class Nodes:
                 copies=min(self.copies, len(nodes) - 1),
             )
 
-    def plan(self, *nodes: str, tell: bool = True, grows: bool = False) -> None:
-        """The next generation: these nodes, in rank order. Missing vaults and workers are started. `grows`: only adds some."""
+    def plan(self, *nodes: str, tell: bool = True, grows: bool = False, backend: str = "") -> None:
+        """The next generation: these nodes, in rank order. Missing vaults and workers are started. `grows`: only adds some.
+        `backend`: what carries it, in place of what is configured.
+        """
         self.generation += 1
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
@@ -179,7 +181,7 @@ class Nodes:
                     generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
                     all_lanes=self.lanes, team=self.tree.model.tp, resume=self.resume,
                     rung=Rung.START if grows else self.rung, endpoint=f"127.0.0.1:{store.port}",
-                    nodes=nodes, reason=f"generation {self.generation}", grows=grows,
+                    nodes=nodes, reason=f"generation {self.generation}", grows=grows, backend=backend,
                 )
             )  # fmt: skip
         self.rung = 1

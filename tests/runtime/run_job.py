@@ -68,7 +68,7 @@ def shared(mesh: DeviceMesh, *, even: bool = False, fsdp: bool = False) -> nn.Mo
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"0": ColwiseParallel(), "3": RowwiseParallel(), "6": ColwiseParallel(output_layouts=Replicate())}
-    model = parallelize_module(whole(even=even), mesh["tp"], plan, src_data_rank=None)
+    model = parallelize_module(whole(even=even).to(mesh.device_type), mesh["tp"], plan, src_data_rank=None)
     if fsdp:
         from torch.distributed.fsdp import fully_shard
 
@@ -143,7 +143,7 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
         if run.tree.model.tp > 1:
             model = partial(shared, even=args.even, fsdp=run.tree.model.strategy == "fsdp")
         elif args.params:
-            model = Weighty(model, args.params)
+            model = Weighty(model, args.params).to(device)
         more = {"stored": Stored(args.state)} if args.state else {}
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()

@@ -25,13 +25,17 @@ def main() -> None:
         cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
         schedule = Warmup()
         whole = run.tree.model.strategy == "replicated"
-        run.register(model=fresh() if whole else lambda _mesh: fresh(), optimizer=rule, data=cursor, schedule=schedule)
+        device = run.context.device
+        run.register(
+            model=fresh().to(device) if whole else lambda _mesh: fresh(), optimizer=rule, data=cursor, schedule=schedule
+        )
         for step in run.steps():
             with step:
                 for lane in run.lanes():
                     points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
                     with lane.rng("dropout"):
-                        loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
+                        truth = torch.tensor(labels, device=device)
+                        loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
                         loss.backward()
                     lane.tally.add(loss=loss.item())
                     lane.done()

@@ -27,6 +27,7 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
+from elasticrl.runtime.vault.registered import Cudart, Registered
 from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Made, Version
@@ -131,6 +132,7 @@ class Vault:
         self.node = node
         self.writer = writer
         self.notice = ""  # why the server does not know of the last snapshot, if it doesn't
+        self.slower = ""  # why a GPU's snapshots are copied through pageable memory, if they are
         self.sealed: tuple[
             Made, ...
         ] = ()  # what the gang can go on from, wherever it lies: it stays, here and at buddies
@@ -139,6 +141,7 @@ class Vault:
         self._slots = Slots(directory, origin=node, writer=writer, keep=keep)
         self._light = Slots(directory, origin=node, writer=f"{writer}{LIGHT}", keep=keep)
         self._views: dict[int, tuple[object, Table, int, tuple[torch.Tensor, ...]]] = {}
+        self._registered: Registered | None = None  # once a GPU's tensors come; the vault's thread's alone
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
         self._last: Ticket | None = None
         self._news: queue.SimpleQueue[str | Version | None] = queue.SimpleQueue()  # for the server; None: no more
@@ -255,6 +258,8 @@ class Vault:
             slot = slots.take(shape.total, below=below, sealed=stamp.sealed, within_s=self._deadline_s / 2)
             try:
                 targets, steady = self._targets(slot, table, shape), content.steady
+                if ready is not None:
+                    self._register(slot, content.tensors)
                 _copy(targets[steady:], content.tensors[steady:], ready)
                 ticket.mark_loose()
                 _copy(targets[:steady], content.tensors[:steady], ready)
@@ -308,6 +313,18 @@ class Vault:
         made = views(slot.mapping, shape.data_start, table)
         self._views[key] = (slot.mapping, table, shape.data_start, made)
         return made
+
+    def _register(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> None:
+        """A GPU copies into this slot's memory directly from now on, where that can be had."""
+        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+        with torch.cuda.device(device):  # this thread has chosen none
+            if self._registered is None:
+                cudart: Cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch has not annotated it
+                self._registered = Registered(cudart, self._say_slower)
+            self._registered.know(id(slot), slot.mapping)
+
+    def _say_slower(self, why: str) -> None:
+        self.slower = why
 
     # -- reading
 
@@ -475,6 +492,8 @@ class Vault:
         self._threads[1].join(self._deadline_s)
         self.control.close()
         self._views.clear()
+        if self._registered is not None and not self._threads[0].is_alive():
+            self._registered.close()
         self._slots.close()
         self._light.close()
 
