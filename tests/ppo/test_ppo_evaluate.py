@@ -182,6 +182,21 @@ def test_beside_an_engine_of_its_own_it_evaluates_to_the_same_figures(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_beside_an_engine_that_generates_ahead_no_bit_of_training_depends_on_it(tmp_path: Path, conf):
+    ahead = {"engine": "served", "health_timeout": "60s", "start_timeout": "120s", "staleness": 2}
+    conf = {**conf, "ppo": {**conf["ppo"], "importance_limit": 2.0}, "rollout": {**conf["rollout"], **ahead}}
+    found = []
+    for name, evaluate in (("on", conf["evaluate"]), ("off", {})):
+        with gang_of(tmp_path / name, {**conf, "evaluate": evaluate}) as gang:
+            gang.plan("n0", "n1")
+            gang.until_done(within_s=240.0)
+            found.append(outcome(gang))
+    assert found[0][0] == found[1][0]
+    assert [event["step"] for event in found[0][1]] == [0, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_reward_model_in_shards_makes_as_many_passes_on_all_ranks_though_lanes_have_other_numbers_of_prompts(
     tmp_path: Path, conf
 ):
