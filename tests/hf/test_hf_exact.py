@@ -88,7 +88,7 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, models
         gang.plan("n0", "n1", "n2")
         gang.until_new(1)
         survivor = gang.workers["n2"].process.pid
-        for victim in ("n1", "n0"):  # of any rank, and of the one that logs
+        for victim in ("n1", "n0", "n1", "n0"):  # of any rank, and of the one that logs
             gang.kill_worker(victim)
             gang.plan("n0", "n1", "n2")
             gang.until_new(1)
