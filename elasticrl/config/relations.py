@@ -793,7 +793,7 @@ RELATIONS: tuple[Relation, ...] = (
             "placement.actor.strategy",
             "job.program",
         ),
-        rule="must be 0 with what an evaluation cannot do: it generates one answer to a prompt, in the worker, and scores it",
+        rule="must be 0 with what an evaluation cannot do: it generates answers to prompts in the worker, and scores them",
         broken=lambda t: _ours(t) and t.evaluate.every > 0 and bool(_beyond_evaluation(t)),
         values=lambda t: f"it is {t.evaluate.every}, with {' and '.join(_beyond_evaluation(t))}",
         remedy="Set evaluate.every: 0, or rollout.engine: torch or served without nodes, and an algorithm that has a reward.",
