@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Joins
+    from elasticrl.runtime.audited import Result
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.shard import Shard
@@ -127,6 +128,9 @@ class FixedRun:
             self._present = strategy
             yield *divmod(turn.lane, self._parts), tally
             strategy.done()
+
+    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+        """There is nobody elsewhere."""
 
     def leave_out(self) -> None:
         """The pass that is under way is none."""

@@ -101,6 +101,9 @@ _STILL: Final = frozenset({
     "_next_data", "_get_data", "_get_batch", "_wait_for_tstate_lock",
 })  # fmt: skip
 _LIBRARY: Final = re.compile(r"(?:site|dist)-packages[/\\]")
+_STANDARD: Final = re.compile(
+    r"[/\\]lib[/\\]python3\.\d{1,2}[/\\]"
+)  # a cut file or reply ends in its json, and in its os
 _OF_A_VALUE: Final = re.compile(
     r"'(?:NoneType|dict|list|str|int|float|tuple|set|bool|function|bytes|Namespace|generator)' object has no attr"
 )
@@ -122,6 +125,11 @@ class Place:
     def library(self) -> bool:
         """Whether that is code of an installed package."""
         return _LIBRARY.search(self.file) is not None
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the program's."""
+        return not self.library and _STANDARD.search(self.file) is None
 
     @property
     def waits(self) -> bool:
@@ -197,7 +205,7 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _VERSIONED:
         return Sign.MISFIT if library and not _OF_A_VALUE.search(said) else Sign.MISTAKE
     if name in _PLAIN:
-        return Sign.PROGRAM if place is not None and not library else Sign.MISTAKE
+        return Sign.PROGRAM if place is not None and place.own else Sign.MISTAKE
     if name in _LIKELY:
         return Sign.MISFIT if _VERSION.search(said) else Sign.MISTAKE
     for expression, sign in _GUESSES:

@@ -231,7 +231,10 @@ def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling
         check=lambda: base.check("evaluate"),
     )  # fmt: skip
     chosen = [data[number] for number in range(count)]
-    return Evaluation(run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, tell=base.tell, says=base.scored)
+    return Evaluation(
+        run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, scored=tree.ppo.batch // lanes, tell=base.tell,
+        says=base.scored,
+    )  # fmt: skip
 
 
 def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:

@@ -17,7 +17,7 @@ import torch
 
 from elasticrl.ppo.generation import rows_of
 from elasticrl.ppo.report import AT_START, FACTS, parts_said
-from elasticrl.ppo.rewards import answer_of, scores_of, total
+from elasticrl.ppo.rewards import answer_of, joined, scores_of, total
 from elasticrl.ppo.rollout.engine import Request
 from elasticrl.ppo.sizes import width_of
 from elasticrl.runtime.rng import Streams, seed
@@ -59,17 +59,19 @@ class Evaluated:
 
 class Evaluation:
     """`prompts` are dealt to `lanes`; `engine` generates by the trainer's own weights. `tell` brings each rank's words to all,
-    `says` is told what a step's weights scored. `steps` is the job's length, 0 for no end.
+    `says` is told what a step's weights scored. `steps` is the job's length, 0 for no end. `scored`: so many answers of a lane
+    are scored at once in training, and no more here; 0: all of them.
     """
 
     def __init__(
         self, run: Run, engine: TorchEngine, prompts: Sequence[Prompt], asked: Evaluate, *,
-        lanes: int, steps: int = 0, tell: Callable[[Any], list[Any]] = lambda words: [words],
+        lanes: int, steps: int = 0, scored: int = 0, tell: Callable[[Any], list[Any]] = lambda words: [words],
         says: Callable[[float], None] = lambda _score: None,
     ) -> None:  # fmt: skip
         self.run, self.engine, self.prompts, self.asked = run, engine, prompts, asked
         self.lanes, self.steps, self._tell, self._says = lanes, steps, tell, says
         self._most = -(-len(prompts) // lanes) * asked.samples  # answers of a lane
+        self._at_once = min(scored, self._most) or self._most
         self._at_start: Evaluated | None = None
 
     def before(self, step: int, scorer: Scorer | None, tokenizer: Any, idle: Idle) -> Evaluated | None:
@@ -145,11 +147,20 @@ class Evaluation:
         return [Request(id=r.id, prompt=r.prompt, seed=r.seed, width=width) for r, _ in requests]
 
     def _scored(self, scorer: Scorer, answers: Mapping[int, list[Answer]]) -> dict[int, Scored]:
+        """In parts as large as a lane of training, each in the phase that scores there: so the budget that was learned there
+        holds, and an endpoint is asked about no more than there.
+        """
         streams = Streams(seed=self.run.streams.seed)
-        return scores_of(
-            scorer, answers, rounds=self.run.lanes, most=self._most,
-            within=lambda lane: streams.at(lane=lane).ambient("evaluate"),
-        )  # fmt: skip
+        found: list[dict[int, Scored]] = []
+        for at in range(0, self._most, self._at_once):
+            part = {lane: its[at : at + self._at_once] for lane, its in answers.items()}
+            with self.run.phase("reward"):
+                scored = scores_of(
+                    scorer, part, rounds=self.run.lanes, most=self._at_once,
+                    within=lambda lane: streams.at(lane=lane).ambient("evaluate"),
+                )  # fmt: skip
+            found.append(scored)
+        return {lane: joined([one[lane] for one in found]) for lane in answers}
 
     def _tally(self, answers: Sequence[Answer], scored: Scored) -> Tally:
         tally, n = Tally(), self.asked.samples

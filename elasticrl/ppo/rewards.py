@@ -83,6 +83,15 @@ class Scored:
     parts: Mapping[str, list[Score]] = field(default_factory=dict)
 
 
+def joined(found: Sequence[Scored]) -> Scored:
+    """Of one lane's answers, what was scored one part after the other."""
+    names = found[0].parts if found else ()
+    return Scored(
+        scores=[score for one in found for score in one.scores],
+        parts={name: [score for one in found for score in one.parts[name]] for name in names},
+    )
+
+
 class Scorer(Protocol):
     """Anything that scores."""
 

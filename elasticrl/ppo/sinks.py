@@ -11,13 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Full, Queue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from elasticrl.base.words import bar
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
-ANSWER_S = 5.0  # for each answer of Weights & Biases, while training waits: two at its beginning, one at its end
+ANSWER_S = 5.0  # for each answer of Weights & Biases, while training waits: two at its beginning, one at its end; and of MLflow
+WAITING = 1000  # events that MLflow has not taken yet
 PARTS = "reward/"  # before the name of one of several rewards
 CURVES = ("reward", "kl", "preference_loss", "right", "loss")
 
@@ -202,7 +205,9 @@ class Wandb(Dispensable):
 
 
 class Mlflow(Dispensable):
-    """MLflow, if installed: the server of MLFLOW_TRACKING_URI, or files. It may not be reached, or refuse."""
+    """MLflow, if installed: the server of MLFLOW_TRACKING_URI, or files. It may not be reached, or refuse. All of it is done
+    by one thread: each step would wait for an answer, and the package keeps its run by thread.
+    """
 
     def __init__(self, experiment: str, job: str, out: TextIO) -> None:
         # Its own are 2 minutes for each try, and 7 more tries.
@@ -215,6 +220,23 @@ class Mlflow(Dispensable):
             "reaches it, and that its address is in the daemon's environment (MLFLOW_TRACKING_URI).",
             (mlflow.MlflowException, OSError),
         )
+        self._waiting: Queue[Event | None] = Queue(WAITING)
+        self._thread = Thread(target=self._send, args=(mlflow, experiment, job), name="mlflow", daemon=True)
+        self._thread.start()
+
+    def write(self, event: Event) -> None:
+        """Numbers alone. Of a server that is slower than the steps some are left out."""
+        if event.scalars:
+            with suppress(Full):
+                self._waiting.put_nowait(event)
+
+    def close(self) -> None:
+        """What is left is sent, as far as that is soon done."""
+        with suppress(Full):
+            self._waiting.put(None, timeout=ANSWER_S)
+            self._thread.join(2 * ANSWER_S)
+
+    def _send(self, mlflow: Any, experiment: str, job: str) -> None:
         with self._softly():
             mlflow.set_experiment(experiment)
             # Of one name, whichever worker tells: the next one goes on with the same curves.
@@ -223,16 +245,11 @@ class Mlflow(Dispensable):
             )
             mlflow.start_run(run_id=before[0].info.run_id) if before else mlflow.start_run(run_name=job)
             self._held = mlflow
-
-    def write(self, event: Event) -> None:
-        """Numbers alone. Its names have no @."""
-        if self._held is not None and event.scalars:
-            with self._softly():
-                numbers = {name.replace("@", "_at_"): value for name, value in event.scalars.items()}
-                self._held.log_metrics(numbers, step=event.step)
-
-    def close(self) -> None:
-        """The run is over."""
+        while (event := self._waiting.get()) is not None:
+            if self._held is not None:
+                with self._softly():  # its names have no @
+                    numbers = {name.replace("@", "_at_"): value for name, value in event.scalars.items()}
+                    self._held.log_metrics(numbers, step=event.step)
         if self._held is not None:
             with self._softly():
                 self._held.end_run()

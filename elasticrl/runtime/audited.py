@@ -214,7 +214,9 @@ def twice(
         return
     nodes = place.nodes or ("",) * generation.gang.world
     owner = next(rank for rank, mine in enumerate(generation.deal.carried) if lane in mine)
-    found = computed(generation.gang, nodes, owner, seed("audit", *key, "who"), result(lane))
+    beat = generation.worker.beat
+    with beat.within(beat.now.phase):  # it has as long as the phase that made them
+        found = computed(generation.gang, nodes, owner, seed("audit", *key, "who"), result(lane))
     if not unlike(found):
         generation.worker.say_once(f"audit.lanes: the {what} of a lane were made twice, and came to the same")
     elif answered(generation, nodes, f"the {what} of lane {lane} of step {progress.step}", found):

@@ -49,7 +49,8 @@ class Sealing:
         given.counts = {self.now: progress.count}
         # Into the vaults at once: what lies there of another history is dead from now on; and what a node kept for one that
         # died would lie with it alone until the next step is sealed.
-        if not agreed.remembered or thin(agreed, self.worker.context.tree.vault.copies, generation.gang.world):
+        vault = self.worker.context.tree.vault
+        if not agreed.remembered or thin(agreed, vault.copies, generation.gang.world, vault.every):
             self.keep(self.now, whole=not self.now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already

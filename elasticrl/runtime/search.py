@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SOON_S = 1.0  # a step that takes no longer is soon over
+SOON_S = 1.0  # a state that comes within this time comes soon
 
 
 class Search:
@@ -113,11 +113,11 @@ class Search:
         time.sleep(SLICE_S)  # nobody tells when a file server is back
 
 
-def thin(agreed: Agreed, copies: int, world: int) -> bool:
-    """Does a part of what this gang goes on from lie with fewer nodes than it should, and would for long? A short step brings
-    the next state with all its copies, as soon as copies of this one would come: they would only delay it.
+def thin(agreed: Agreed, copies: int, world: int, every: int) -> bool:
+    """Does a part of what this gang goes on from lie with fewer nodes than it should, and would for long? The next state, which
+    is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it.
     """
-    if 0 < agreed.pace_s <= SOON_S:
+    if 0 < agreed.pace_s * every <= SOON_S:
         return False
     want = 1 + min(copies, world - 1)
     layers = agreed.whole.layers if agreed.whole is not None else ()

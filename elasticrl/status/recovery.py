@@ -99,6 +99,11 @@ class Stages:
             pauses = replace(self, sign_at=None, paused=True)
             return pauses.after(event, plan, me, paused=paused, still_s=still_s, means=means)
         if not means.joins and self.joined_at is not None and isinstance(event, Workers):
+            if event.work in TROUBLE:  # it ran, and before its first word there is another fault
+                over = replace(self, sign_at=None, joined_at=None, lost=None, newest=event.step)
+                return over.after(event, plan, me, paused=paused, still_s=still_s, means=means)[0], self.summed(
+                    event.now
+                )
             return self.begun_again(event, means)
         stages, done = self._after(event, plan, me, paused=paused, still_s=still_s)
         if not means.joins and stages.joined_at is not None and isinstance(event, Workers):

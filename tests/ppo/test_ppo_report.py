@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import threading
 import time
 from dataclasses import replace
 from importlib import import_module
@@ -295,9 +296,25 @@ def test_curves_go_to_mlflow_or_it_is_said_once_why_not_and_training_goes_on(mon
 def test_the_next_worker_goes_on_with_the_same_run_of_mlflow(monkeypatch):
     tracking = Tracking(there=[SimpleNamespace(info=SimpleNamespace(run_id="a1"))])
     monkeypatch.setitem(sys.modules, "mlflow", tracking)
-    sinks.Mlflow("papers", "job", io.StringIO())
+    sinks.Mlflow("papers", "job", io.StringIO()).close()
     assert tracking.asked[1][-1]["filter_string"] == "attributes.run_name = 'job'"
     assert tracking.asked[2] == ("start_run", {"run_id": "a1"})
+
+
+def test_a_server_of_mlflow_that_does_not_answer_holds_up_no_step(monkeypatch):
+    tracking, answers = Tracking(), threading.Event()
+    tracking.set_experiment = lambda _: answers.wait(60)
+    monkeypatch.setitem(sys.modules, "mlflow", tracking)
+    monkeypatch.setattr(sinks, "WAITING", 3)
+    sink, begun = sinks.Mlflow("papers", "job", io.StringIO()), time.monotonic()
+    for number in range(9):
+        sink.write(report.step_event(*a_step(number)[:1], {}, {}))
+    assert time.monotonic() < begun + 30, "it was waited for"
+    answers.set()
+    while sink._thread.is_alive() and sum(name == "log_metrics" for name, *_ in tracking.asked) < 3:
+        time.sleep(0.01)
+    sink.close()
+    assert [name for name, *_ in tracking.asked][-4:] == ["log_metrics"] * 3 + ["end_run"]
 
 
 def test_without_the_package_it_is_said_that_nothing_goes_to_mlflow():

@@ -15,7 +15,7 @@ from elasticrl.agent.spec import Spec, common_env
 from elasticrl.base.process import Life
 from elasticrl.cli.script import Script, level_of
 from elasticrl.contract.beats import Snapshot, Stage
-from elasticrl.contract.events import Seen, Workers
+from elasticrl.contract.events import Event, Seen, Workers
 from elasticrl.contract.level import GIVES, MEANS, Level
 from elasticrl.contract.model import UNTOLD, Exit, Member, Milestone, Phase, Plan, Rung, Seat, View, Work
 from elasticrl.contract.orders import Place
@@ -190,6 +190,27 @@ def test_a_scripts_recovery_is_over_with_its_first_word_and_says_what_was_lost()
     assert recovered(Level.TOLD, [0, 0, 0]) is None
     assert recovered(Level.TOLD, [0, 0, 16]) == (3.0, 5), "steps 16 to 20 are made again"
     assert recovered(Level.TOLD, [0, 21]) == recovered(Level.KEPT, [0, 21]) == (2.0, 0)
+
+
+def test_a_script_that_dies_again_before_its_log_goes_on_has_had_two_faults() -> None:
+    stages, means, plan = Stages(), MEANS[Level.SUPERVISED], plan_of(1)
+    done = None
+
+    def after(event: Event) -> None:
+        nonlocal stages, done
+        stages, done = stages.after(event, plan, ME, means=means)
+
+    after(Seen(now=1.0, view=View(plan=plan)))
+    after(Workers(now=2.0, work=Work.TRAINING, generation=1, milestone=logged(20, 2.0)))
+    left = Exit(generation=1, slot=0, step=0, cause="signal 9 (SIGKILL)", own=False, signal=9)
+    after(Workers(now=10.0, work=Work.FAILED, generation=1, exit=left))
+    plan = plan_of(2, Rung.RESTART)
+    after(Seen(now=10.5, view=View(plan=plan)))
+    after(Workers(now=11.0, work=Work.TRAINING, generation=2))
+    assert done is None, "its log has not gone on"
+    after(Workers(now=500.0, work=Work.FAILED, generation=2, exit=replace(left, generation=2)))
+    assert done is not None
+    assert (done.generation, done.lost, stages.sign_at) == (2, None, 500.0)
 
 
 def test_a_process_that_a_script_has_forked_says_nothing() -> None:

@@ -14,7 +14,7 @@ NODES = {"rollout": {"engine": "vllm", "nodes": 2}}
 SAME = "the same bits for any number of workers and through any fault"
 FRESH = "vLLM on a GPU rounds otherwise in another batch"
 CLOSE = "close, not exact: every sample is used exactly once"
-URL = "scores of reward.url are recorded before they are first used, and replayed"
+URL = "scores of an endpoint are recorded before they are first used, and replayed"
 
 
 def of(device: str, **sections: Any) -> guarantee.Guarantee:

@@ -104,3 +104,13 @@ def test_a_vault_registers_each_of_its_files_once_and_lets_go_of_all_at_its_end(
     assert len(cudart.known) == files > 1
     vault.close()
     assert cudart.known == {}
+
+
+def test_each_call_is_made_with_this_workers_gpu_chosen_in_its_thread():
+    # A thread of CUDA begins with the first GPU, whichever its process computes on.
+    cudart, chosen = Cudart(), list[int]()
+    registered = Registered(cudart, lambda _: None, choose=lambda: chosen.append(threading.get_ident()))
+    assert registered.know(1, mmap.mmap(-1, 4096))
+    assert cudart.threads == set(chosen)
+    registered.forget(1)
+    assert len(chosen) == len(cudart.asked) == 2

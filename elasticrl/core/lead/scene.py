@@ -347,8 +347,10 @@ class Scene:
     @property
     def progressed(self) -> bool:
         """Have the seats made steps that are not on disk, or does a log of theirs say so?"""
-        records = map(self.record_of, self.plan.seats if self.plan else ())
-        return self.newest > self.view.committed or any(record.milestone for record in records if record)
+        plan = self.plan
+        records = [record for seat in plan.seats if (record := self.record_of(seat))] if plan else []
+        told = any(record.milestone for record in records if plan and record.generation == plan.generation)
+        return told or self.newest > self.view.committed
 
     @property
     def behind(self) -> bool:

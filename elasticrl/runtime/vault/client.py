@@ -316,12 +316,11 @@ class Vault:
 
     def _register(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> None:
         """A GPU copies into this slot's memory directly from now on, where that can be had."""
-        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-        with torch.cuda.device(device):  # this thread has chosen none
-            if self._registered is None:
-                cudart: Cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch has not annotated it
-                self._registered = Registered(cudart, self._say_slower)
-            self._registered.know(id(slot), slot.mapping)
+        if self._registered is None:
+            device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+            cudart: Cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch has not annotated it
+            self._registered = Registered(cudart, self._say_slower, choose=lambda: torch.cuda.set_device(device))
+        self._registered.know(id(slot), slot.mapping)
 
     def _say_slower(self, why: str) -> None:
         self.slower = why

@@ -28,8 +28,13 @@ class Cudart(Protocol):
 class Registered:
     """The mappings of one worker that its GPU knows, by the name of their place. For one thread."""
 
-    def __init__(self, cudart: Cudart, told: Callable[[str], None]) -> None:
-        self._cudart = cudart
+    def __init__(
+        self, cudart: Cudart, told: Callable[[str], None], *, choose: Callable[[], None] = lambda: None
+    ) -> None:
+        """`choose` makes this worker's GPU that of the calling thread. Without it CUDA takes the first one, and makes a context
+        there.
+        """
+        self._cudart, self._choose = cudart, choose
         self._told = told
         self._refused = False
         self._known: dict[int, tuple[mmap.mmap, int]] = {}  # the mapping stays until it is let go of here
@@ -47,7 +52,7 @@ class Registered:
         view = ctypes.c_char.from_buffer(mapping)
         pointer = ctypes.addressof(view)
         del view  # a mapping with a view of it cannot be closed
-        if why := _asked(lambda: self._cudart.cudaHostRegister(pointer, len(mapping), 0)):
+        if why := self._asked(lambda: self._cudart.cudaHostRegister(pointer, len(mapping), 0)):
             self._refused = True
             self._told(
                 f"The GPU cannot copy into the vault's memory directly (cudaHostRegister of {len(mapping)} bytes: {why}). "
@@ -60,29 +65,29 @@ class Registered:
     def forget(self, place: int) -> None:
         """Before its mapping goes. No copy into it is under way."""
         if (held := self._known.pop(place, None)) is not None:
-            _asked(lambda: self._cudart.cudaHostUnregister(held[1]))
+            self._asked(lambda: self._cudart.cudaHostUnregister(held[1]))
 
     def close(self) -> None:
         """All of them."""
         for place in list(self._known):
             self.forget(place)
 
+    def _asked(self, ask: Callable[[], Any]) -> str:
+        """Why CUDA did not do it, or "". In a thread of its own: CUDA remembers a thread's last error, and torch would take it
+        for that of the next kernel which this thread starts.
+        """
+        said: list[str] = []
 
-def _asked(ask: Callable[[], Any]) -> str:
-    """Why CUDA did not do it, or "". In a thread of its own: CUDA remembers a thread's last error, and torch would take it for
-    that of the next kernel which this thread starts.
-    """
-    said: list[str] = []
+        def run() -> None:
+            try:
+                self._choose()
+                code = ask()
+            except RuntimeError as error:  # torch's CudaError is one
+                said.append(str(error))
+            else:
+                said.extend([f"error {int(code)}"] if int(code) else [])
 
-    def run() -> None:
-        try:
-            code = ask()
-        except RuntimeError as error:  # torch's CudaError is one
-            said.append(str(error))
-        else:
-            said.extend([f"error {int(code)}"] if int(code) else [])
-
-    thread = threading.Thread(target=run, name="vault-register", daemon=True)
-    thread.start()
-    thread.join()
-    return said[0] if said else ""
+        thread = threading.Thread(target=run, name="vault-register", daemon=True)
+        thread.start()
+        thread.join()
+        return said[0] if said else ""
