@@ -253,8 +253,8 @@ class Phase(Section):
     sync_s: Seconds | None = None
     """Seconds. Weights to the rollout engine. Has to cover rollout.sync_timeout."""
     evaluate_s: Seconds | None = None
-    """Seconds. A pass of an evaluation: as many answers as are generated at once; and all their scores. More allows longer
-    answers."""
+    """Seconds. A pass of an evaluation: as many answers as are generated at once. Their scores have the phase reward. More
+    allows longer answers."""
     save_s: Seconds | None = None
     """Seconds. What a save asks of the training thread; the writing is done elsewhere."""
     reform_s: Seconds | None = None
