@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 WORKER = """
@@ -36,8 +37,9 @@ def main() -> None:
     for step in range(int(saved.read_text()) if saved.exists() else 0, args.steps):
         for worker in workers:
             assert worker.stdin
-            worker.stdin.write(f"{step + 1}\n")
-            worker.stdin.flush()
+            with suppress(BrokenPipeError):  # its answer says so
+                worker.stdin.write(f"{step + 1}\n")
+                worker.stdin.flush()
         for worker in workers:
             assert worker.stdout
             if not worker.stdout.readline():
