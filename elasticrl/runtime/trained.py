@@ -244,7 +244,7 @@ def torch_optimizers(optimizer: object) -> list[torch.optim.Optimizer]:
 def check_model(role: str, model: torch.nn.Module) -> None:
     """Misuse if it is one that cannot be spread over a gang."""
     if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-        raise Misuse(f"{role} is a {type(model).__name__}: register the model inside of it (model.module).")
+        raise Misuse(f"{role} is a {type(model).__name__}: register the model inside of it, which is its .module.")
     norms = [(name, one) for name, one in model.named_modules() if getattr(one, "track_running_stats", False)]
     if norms:
         (name, norm), *others = norms

@@ -69,7 +69,7 @@ SAID = {
     "barrier": r"There is no process group here: the runtime makes one inside",
     "group": r"There is no process group here: .* Remove DistributedDataParallel, init_process_group",
     "made": r"This script has made a process group. There is no process group here",
-    "parallel": r"model is a DataParallel: register the model inside of it \(model.module\)",
+    "parallel": r"model is a DataParallel: register the model inside of it, which is its \.module",
     "norm": r"1 of model is a BatchNorm1d with running statistics, .*: use LayerNorm or GroupNorm",
     "update": r"Step 0 has ended, and the gradients of model were not used: call run.update\(\) after the lanes",
     "lanes": r"The lanes of model are asked for again, .*: call run.update\(\) after each round of lanes",
