@@ -180,7 +180,7 @@ $(VENV)/.stamp-hf: $(STAMP)
 
 hf: setup $(VENV)/.stamp-hf
 	ELASTICRL_HF=required $(BIN)/python -m pytest $(TWO) -m "slow or not slow" --ignore tests/hf/test_hf_trainers.py tests/hf
-	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py -k lightning
+	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_told.py tests/levels/test_init.py -k "lightning or accepted"
 	ELASTICRL_HF=required $(BIN)/python -m pytest -m "slow or not slow" tests/levels/test_kept.py -k "trl or trainer"
 	ELASTICRL_HF=required $(BIN)/python -m pytest tests/hf/test_hf_trainers.py -k accel
 

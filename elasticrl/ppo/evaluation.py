@@ -9,12 +9,12 @@ for any number of workers. What a fault cuts short is made again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import comb
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.ppo.generation import rows_of
 from elasticrl.ppo.report import AT_START, FACTS, parts_said
 from elasticrl.ppo.rewards import answer_of, joined, scores_of, total
@@ -33,28 +33,6 @@ if TYPE_CHECKING:
     from elasticrl.ppo.run import Run
 
 CUT = 400  # characters of a prompt or an answer that is shown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """An answer to be looked at. Example: Shown(prompt="3141", answer="1413", score=1.0, parts={"correct": 1.0})"""
-
-    prompt: str
-    answer: str
-    score: float
-    parts: Mapping[str, float] = field(default_factory=dict)  # what each of several rewards said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What is known of the weights after `step` steps.
-
-    Example: Evaluated(step=20, figures={"score": 0.71, "pass@1": 0.6}, samples=(Shown(...),))
-    """
-
-    step: int
-    figures: Mapping[str, float]
-    samples: Sequence[Shown] = ()
 
 
 class Evaluation:
@@ -182,7 +160,7 @@ class Evaluation:
         found |= {name: sums[name] / prompts for name in sorted(sums, key=lambda name: int(name.removeprefix("pass@")))}
         return found | parts_said(moments)
 
-    def _shown(self, answers: Mapping[int, list[Answer]], scored: Mapping[int, Scored]) -> tuple[Shown, ...]:
+    def _shown(self, answers: Mapping[int, list[Answer]], scored: Mapping[int, Scored]) -> tuple[Sample, ...]:
         """The first answers to the first prompts, on all ranks: any of them may have to tell of it."""
         n, mine = self.asked.samples, {}
         for lane, its in answers.items():
@@ -192,7 +170,7 @@ class Evaluation:
                 mine[str(number)] = [cut(its[at].prompt), cut(its[at].response), total(scored[lane].scores[at]), parts]
         told = {int(number): words for part in self._tell(mine) for number, words in part.items()}
         return tuple(
-            Shown(prompt=prompt, answer=answer, score=score, parts=parts)
+            Sample(prompt=prompt, answer=answer, score=score, parts=parts)
             for _, (prompt, answer, score, parts) in sorted(told.items())
         )
 

@@ -17,7 +17,7 @@ from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
-    from elasticrl.ppo.evaluation import Evaluated
+    from elasticrl.contract.evaluated import Evaluated
     from elasticrl.ppo.guarantee import Guarantee
     from elasticrl.runtime.scalars import Moments, Tally
     from elasticrl.runtime.traffic import Cost

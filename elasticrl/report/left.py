@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticrl.contract.evaluated import Evaluated
 from elasticrl.diagnose.incident import Incident
 from elasticrl.runtime.checkpoint.shelf import Entry
 from elasticrl.runtime.chronicle import History
@@ -62,28 +63,6 @@ class Note:
     generation: int
     facts: Mapping[str, float]
     at: float | None = None  # seconds since 1970, where it was written down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """An answer of an evaluation. Example: Sample(prompt="3141", answer="1413", score=1.0, parts={"correct": 1.0})"""
-
-    prompt: str
-    answer: str
-    score: float
-    parts: Mapping[str, float] = field(default_factory=dict)  # what each of several rewards said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What an evaluation found of the weights after `step` steps.
-
-    Example: Evaluated(step=20, figures={"score": 0.71, "pass@1": 0.6}, samples=(Sample(...),))
-    """
-
-    step: int
-    figures: Mapping[str, float]
-    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from typing import Any, Final, TypeVar
 
 from elasticrl.base.parsed import parsed
 from elasticrl.base.regular import open_regular_text, read_regular
+from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
-from elasticrl.report.left import Evaluated, Happening, Left, Log, Note, Sample, Took
+from elasticrl.report.left import Happening, Left, Log, Note, Took
 from elasticrl.report.whose import Places, chosen
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, Manifest
 from elasticrl.runtime.checkpoint.place import place

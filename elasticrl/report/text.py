@@ -7,9 +7,9 @@ from statistics import fmean, median
 from typing import Final
 
 from elasticrl.base.words import count
+from elasticrl.contract.evaluated import Evaluated
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
-from elasticrl.report.left import Evaluated
 from elasticrl.report.story import Story
 from elasticrl.report.table import table
 

@@ -139,7 +139,7 @@ def test_a_trainer_goes_on_from_memory_with_the_same_samples_and_bits(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
+@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
 def test_trl_goes_on_from_memory_with_the_same_rollouts_and_bits(kind: str, tmp_path: Path) -> None:
     if os.environ.get("ELASTICRL_HF") != "required":  # `make hf` has it: that it is missing there is a failure
         pytest.importorskip("trl")

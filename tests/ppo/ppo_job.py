@@ -39,7 +39,7 @@ def settings(**more):
 
 def job(
     path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
-    staleness=ON_TIME, begun=False, engine=TorchEngine, sizes=None, evaluate=None, scorer=None,
+    staleness=ON_TIME, begun=False, engine=TorchEngine, sizes=None, evaluate=None, scored=0, scorer=None,
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
@@ -76,7 +76,7 @@ def job(
         held_out, drawn = Digits(tokenizer, 3), replace(sampling, temperature=float(evaluate.temperature or 0.0))
         its = TorchEngine(body, drawn)
         evaluation = Evaluation(
-            run, its, [held_out[i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps
+            run, its, [held_out[i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps, scored=scored
         )
     trainer = Trainer(
         run,

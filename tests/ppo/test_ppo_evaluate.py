@@ -62,6 +62,27 @@ def test_no_bit_of_training_depends_on_evaluations_nor_these_on_how_lanes_are_de
     assert made(folders["qwen2"], asked, carried=((3, 1, 0, 2),), **more) == found
 
 
+def test_a_scorer_is_asked_about_no_more_at_once_than_in_training_and_in_the_phase_that_scores_there(folders):
+    asked, phases = list[tuple[int, str]](), [""]
+
+    def scores(answers):
+        asked.append((len(answers), phases[-1]))
+        return [float(len(answer.response)) for answer in answers]
+
+    held_out = Evaluate(every=1, prompts="x", samples=3, temperature=1.0, limit=10)  # a lane has 9 answers, or 6
+    figures = []
+    for scored in (4, 0):
+        asked.clear()
+        more = {"scorer": Function("long", scores), "scored": scored, "on_phase": phases.append}
+        trainer, _ = job(folders["qwen2"], evaluate=held_out, steps=1, **more)
+        figures.append([found.figures for found in trainer.step(0).evaluated])
+        trained, its = asked[:4], asked[4:]
+        assert {phase for _, phase in asked} == {"reward"}
+        assert max(size for size, _ in its) == (scored or 9)
+        assert sum(size for size, _ in its) == 30, trained
+    assert figures[0] == figures[1]
+
+
 def test_what_each_of_several_rewards_said_is_among_the_metrics_of_a_step_and_an_evaluation(folders):
     parts = {"right": Function.named("elasticrl.ppo.tasks:reverse"), "long": Function("long", lambda answers: [
         float(len(answer.response)) for answer in answers

@@ -16,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from chaos.patience import patience
 from elasticrl.config.tree import Tree
+from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.ppo import report, sinks
 from elasticrl.ppo.advice import WINDOW, Adviser, Seen
-from elasticrl.ppo.evaluation import Evaluated, Shown
 from elasticrl.ppo.guarantee import Guarantee
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.sinks import Event, Sinks
@@ -213,7 +213,7 @@ SAMPLES = [
 
 
 def evaluated(step, score=0.5):
-    samples = tuple(Shown(**sample) for sample in SAMPLES)
+    samples = tuple(Sample(**sample) for sample in SAMPLES)
     return Evaluated(step=step, figures={"score": score, "pass@1": 0.25, "reward/right": 0.5}, samples=samples)
 
 
