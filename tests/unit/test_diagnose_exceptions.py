@@ -12,7 +12,9 @@ from elasticrl.diagnose.texts import TEXTS
 
 MINE = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    loss = model(batch)\n'
 THEIRS = '  File "/env/site-packages/lib/core.py", line 9, in call\n    return self.inner(x)\n'
-STANDARD = '  File "/usr/lib/python3.11/json/decoder.py", line 340, in decode\n    raise JSONDecodeError("Extra data", s)\n'
+STANDARD = (
+    '  File "/usr/lib/python3.11/json/decoder.py", line 340, in decode\n    raise JSONDecodeError("Extra data", s)\n'
+)
 WAIT = (
     "[rank1]:[E611 10:42:28 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600012 milliseconds\n"
