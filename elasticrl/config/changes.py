@@ -57,6 +57,7 @@ REFUSED = (
     "model.dtype",
     "model.value_head",
     "model.tp",
+    "model.cp",
     "model.lora.rank",
     "model.lora.targets",
     "reward.model",

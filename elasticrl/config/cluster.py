@@ -377,7 +377,7 @@ class Checkpoint(Section):
     """Seconds that a gang that has lost all memory waits, with shared: false for nodes whose disks have parts of the newest
     checkpoint, else for a file server that does not answer; then it goes back to an older checkpoint that is whole, or ends.
     Less goes on without a dead node sooner; more suits machines that start slowly."""
-    allow: tuple[Literal["lanes", "batch", "data", "job", "parts", "frozen", "tp"], ...] = ()
+    allow: tuple[Literal["lanes", "batch", "data", "job", "parts", "frozen", "tp", "cp"], ...] = ()
     """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
     samples would be lost or used twice, state dropped, or (frozen: a reference, a reward model, the base under adapters, the
     tokens that end an answer) other files computed with. Take it out again once the job has resumed."""

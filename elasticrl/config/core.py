@@ -24,7 +24,7 @@ def to_core(tree: Tree) -> settings.Settings:
         job=tree.job.name,
         level=Level(tree.job.level),
         lanes=max_world(tree) if scripted else tree.lanes.count,
-        team=1 if scripted else tree.model.tp,
+        team=1 if scripted else tree.model.team,
         steps=tree.job.steps,
         copies=tree.vault.copies,
         retry_s=tree.store.retry_s,

@@ -210,9 +210,17 @@ class Model(Section):
     zero_stage: Annotated[int, Ge(1), Le(3)] = 2
     """deepspeed's ZeRO stage. Higher shards more: less memory, more traffic."""
     tp: Count = 1
-    """Workers of a node that share one copy of the model (tensor parallel). More fit a larger model, at a collective in each
-    layer. Bits depend on it as on lanes.count."""
+    """Workers of a node that share one copy of the model (tensor parallel; experts are dealt to them whole: expert parallel).
+    More fit a larger model, at a collective in each layer. Bits depend on it as on lanes.count."""
+    cp: Count = 1
+    """Workers, or groups of tp of them, of a node that share the tokens of a sequence (context parallel). Longer sequences fit,
+    at two exchanges in each layer. Bits depend on it as on lanes.count."""
     lora: Lora = Lora()
+
+    @property
+    def team(self) -> int:
+        """Workers of a node that carry lanes together."""
+        return self.tp * self.cp
 
 
 class TrainedPlacement(Section):

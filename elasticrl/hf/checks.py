@@ -46,6 +46,7 @@ REFUSED: Final[tuple[Says, ...]] = (
     _groups,
     _strategy,
     lambda t, _: (tp := t.run.tree.model.tp) > 1 and f"model.tp is {tp}: trainers have a whole model in each worker; set 1.",
+    lambda t, _: (cp := t.run.tree.model.cp) > 1 and f"model.cp is {cp}: trainers have whole sequences in each worker; set 1.",
     lambda t, _: not hasattr(t.train_dataset, "__len__")
     and "train_dataset has no length: samples are asked for by number, so give a dataset that has one and can be indexed.",
     lambda _, a: a.train_sampling_strategy not in ("random", "sequential")

@@ -206,7 +206,7 @@ def twice(
     Collective; raises what the comparison comes to.
     """
     tree, place = generation.worker.context.tree, generation.place
-    if audits.off == place.generation or generation.team is not None or tree.lanes.exact != "require":
+    if audits.off == place.generation or place.team > 1 or tree.lanes.exact != "require":
         return
     key = (tree.job.seed, what, progress.step, 0)
     lane = drawn(*key, lanes=generation.deal.lanes, rate=tree.audit.lanes)
@@ -260,7 +260,7 @@ def bits(rows: torch.Tensor) -> str:
 def _looked_at(generation: Generation, strategy: Strategy, role: str, count: int) -> int | None:
     """The rank whose shard is looked at in the update after `count`."""
     tree = generation.worker.context.tree
-    if not strategy.listens or strategy.team is not None or tree.lanes.exact != "require":
+    if not strategy.listens or generation.place.team > 1 or tree.lanes.exact != "require":
         return None
     world = generation.gang.world
     return drawn(tree.job.seed, f"{role} shard", count, 0, lanes=world, rate=tree.audit.lanes)
@@ -345,7 +345,8 @@ def lend(gang: Gang, rows: Rows, owner: int) -> Rows:
 def audit_of(generation: Generation, audits: Audits, strategy: Strategy, progress: Progress, role: str) -> Audit | None:
     """The audit of this update of a role; None if none is due, or nobody can tell."""
     tree = generation.worker.context.tree
-    if audits.off == generation.place.generation or not strategy.listens or strategy.team is not None:
+    place = generation.place
+    if audits.off == place.generation or not strategy.listens or place.team > 1:
         return None
     if tree.lanes.exact != "require":
         return None

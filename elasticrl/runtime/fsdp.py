@@ -30,7 +30,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import bare, parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
-from elasticrl.runtime.team import cuts_of, whole_name
+from elasticrl.runtime.team import ACROSS, cuts_of, whole_name
 from elasticrl.runtime.torch_names import param_groups, reduce_unused
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.team import Team
+    from elasticrl.runtime.tokens import Tokens
 
 IN_FLIGHT = 2  # all-to-alls that a backward pass may be ahead of, on the CPU
 
@@ -71,17 +72,19 @@ class Fsdp(Strategy):
     def __init__(
         self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,
         group: dist.ProcessGroup, device: str = "cpu", point: Point = lambda _name: None, shard: Shard | None = None,
-        offload: bool = False, fills: bool = False, team: Team | None = None,
+        offload: bool = False, fills: bool = False, team: Team | None = None, tokens: Tokens | None = None,
     ) -> None:  # fmt: skip
-        """With a `team` its members have cut the model up before FSDP2 does, so the mesh has two axes (`runtime.team`).
+        """With a `team` its members have cut the model up before FSDP2 does, so the mesh has two axes (`runtime.team`). With
+        `tokens` each of its passes is for some of a lane's tokens (`runtime.tokens`).
 
         `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
         With `offload` the optimizer's state is in the host's memory, and computed there. `fills`: the caller fills the shard
         and publishes it before anything is computed, so what trains may come without memory.
         """
-        super().__init__(deal, rank, group, point, team)
-        self.model = build(team.grid(device) if team else DeviceMesh.from_group(group, device))
+        super().__init__(deal, rank, group, point, team, tokens)
+        mesh = team.grid(device) if team else DeviceMesh.from_group(group, device, mesh_dim_names=(ACROSS,))
+        self.model = build(tokens.on(mesh) if tokens else mesh)
         _check_memory(self.model, fills=fills)
         give_memory(self.model, device)
         _check_cut(self.model, deal.world)
@@ -110,7 +113,7 @@ class Fsdp(Strategy):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update, ghosts among them."""
-        return self.deal.turns(self.rank, ghosts=True)
+        return self.dealt(ghosts=True)
 
     def close(self) -> None:
         """Nothing to take out: the model goes with its group."""

@@ -24,6 +24,7 @@ from elasticrl.runtime.keeper import SLICE_S
 from elasticrl.runtime.meet import Meeting
 from elasticrl.runtime.progress import Timeline
 from elasticrl.runtime.team import Team, form_team
+from elasticrl.runtime.tokens import Tokens, form_tokens
 from elasticrl.runtime.traffic import Meter
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Generation:
         self.added = False  # this rank was told of such a plan
         self.joined = False  # and has seen that those are there whom the plan adds
         self.team: Team | None = None  # while it has a gang, where a model is cut over several ranks
+        self.tokens: Tokens | None = None  # the same, where several ranks share the tokens of a sequence
         self._gang: Gang | None = None
         self._parted = parted  # the gang that this one adds to has: those who come are all there
 
@@ -105,6 +107,11 @@ class Generation:
     def records(self) -> bool:
         """Does this rank write down what its lanes used? One of each team does."""
         return self.place.rank % (self.place.world // self.deal.world) == 0
+
+    @property
+    def alike(self) -> int:
+        """Neighbouring ranks with parameters of their own each, after which these come again."""
+        return self.team.size if self.team else 1
 
     @property
     def formed(self) -> bool:
@@ -139,9 +146,11 @@ class Generation:
             backend="elastic" if place.backend == "gloo" else self.worker.context.backend, form_s=conf.recovery.reform_s,
             timeout_s=conf.timeouts.collective_s, flag=self.flag,
         )  # fmt: skip
-        if place.team > 1:
-            limits = timedelta(seconds=conf.recovery.reform_s), timedelta(seconds=conf.timeouts.collective_s)
-            self.team = form_team(self._gang.group, place.team, form_s=limits[0], limit=limits[1])
+        form_s, limit = timedelta(seconds=conf.recovery.reform_s), timedelta(seconds=conf.timeouts.collective_s)
+        if (tp := conf.model.tp) > 1:
+            self.team = form_team(self._gang.group, tp, form_s=form_s, limit=limit)
+        if (cp := conf.model.cp) > 1:
+            self.tokens = form_tokens(self._gang.group, cp, cuts=tp, form_s=form_s, limit=limit)
         mark("form")
 
     def leave(self) -> None:
@@ -153,7 +162,7 @@ class Generation:
             if self.cut:
                 self.worker.say(f"left generation {self.place.generation}: {self.cut}")
             self._gang.leave()
-            self._gang = self.team = None
+            self._gang = self.team = self.tokens = None
 
     def told(self, order: Order) -> None:
         """In the watcher's thread: whatever it is, only an order to end with this step lets the step be finished."""

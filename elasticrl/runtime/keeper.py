@@ -544,4 +544,5 @@ def facts_of(context: Context, *, batch: int, data: str) -> Conditions:
         data=data,
         config=context.config,
         tp=context.tree.model.tp,
+        cp=context.tree.model.cp,
     )

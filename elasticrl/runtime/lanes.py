@@ -132,6 +132,18 @@ class Deal:
         carried = tuple(tuple(lane * parts + i for lane in mine for i in range(parts)) for mine in self.carried)
         return Deal(lanes=self.lanes * parts, carried=carried)
 
+    def shared(self, members: int) -> Deal:
+        """The same with each rank in so many members' place, which carry its lanes together: a leaf of each lane for each of
+        them. All leaves of the first members come first, so that a member can add up as much as the rank could.
+
+        >>> Deal.contiguous(4, 2).shared(2).carried
+        ((0, 1), (4, 5), (2, 3), (6, 7))
+        """
+        carried = tuple(
+            tuple(member * self.lanes + lane for lane in mine) for mine in self.carried for member in range(members)
+        )
+        return Deal(lanes=self.lanes * members, carried=carried)
+
     @property
     def world(self) -> int:
         """The number of ranks."""

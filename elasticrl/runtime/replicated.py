@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.team import Team
+    from elasticrl.runtime.tokens import Tokens
 
 BUCKET_BYTES = 16 << 20  # each bucket costs about a millisecond of gloo; DDP uses 25 MiB
 
@@ -93,16 +94,18 @@ class Replicated(Strategy):
     def __init__(
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
         group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
-        shard: Shard | None = None, offload: bool = False, team: Team | None = None, rows: Rows | None = None,
+        shard: Shard | None = None, offload: bool = False, team: Team | None = None, tokens: Tokens | None = None,
+        rows: Rows | None = None,
     ) -> None:  # fmt: skip
-        """With a `team` the model is one that its members have cut up between them: see `runtime.team`.
+        """With a `team` the model is one that its members have cut up between them: see `runtime.team`. With `tokens` each of
+        its passes is for some of a lane's tokens: see `runtime.tokens`.
 
         `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept. `rows` are those
         of an earlier generation, which stay where they are, with the parameters that they hold.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
-        super().__init__(deal, rank, group, point, team)
+        super().__init__(deal, rank, group, point, team, tokens)
         self.model = model
         # Backward passes finish the last layers first, so those fill the first bucket.
         named = [(name, param) for name, param in parameters(model) if param.requires_grad][::-1]
@@ -159,7 +162,7 @@ class Replicated(Strategy):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update."""
-        return self.deal.turns(self.rank, ghosts=False)  # a forward pass here needs nobody else: no ghosts
+        return self.dealt(ghosts=False)  # a pass needs nobody else, or those with the same lanes: no ghosts
 
     def replica(self, names: Collection[str] | None = None) -> int:
         """A digest of the parameters that this rank computes with, or of `names` of them; all ranks' should be equal at any
@@ -258,7 +261,7 @@ class Replicated(Strategy):
         """As Strategy.begin."""
         tally = super().begin(turn)
         for b, filling in enumerate(self._filling):
-            filling.node, row = filling.fold.take(turn.lane)
+            filling.node, row = filling.fold.take(self.leaf(turn.lane))
             filling.fresh = row is None
             filling.row = row if row is not None else self._spare[b].pop() if self._spare[b] else self._room(b)
             filling.missing = set(range(len(self.buckets[b].params)))

@@ -102,6 +102,7 @@ class _Fill:
         now: dict[str, Any] = {
             "lanes": facts.lanes, "batch": facts.batch, "data": facts.data,
             "threads": self.worker.context.tree.lanes.threads, "tp": facts.tp,
+            "cp": facts.cp,
         }  # fmt: skip
         self.progress.facts = now
         if not self.agreed.remembered:

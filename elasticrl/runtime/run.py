@@ -495,7 +495,7 @@ class Run:
 
     def _generation_at(self, place: Place, parted: bool) -> Generation:
         dealt = Deal.interleaved if self._given.interleaved else Deal.contiguous
-        check_team(self.tree.model.tp, place)
+        check_team(self.tree.model, place)
         deal = dealt(place.all_lanes, place.world // place.team)
         return Generation(self._worker, place, deal, parts_per_lane=self.parts_per_lane, parted=parted)
 

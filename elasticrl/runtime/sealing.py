@@ -92,7 +92,7 @@ class Sealing:
     def hear(self, rows: Sequence[Sequence[float]]) -> Sequence[int]:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed. Returns the ranks that diverged."""
         keeper = self.keeper
-        heard = notes.read(keeper.hear(rows), self._digest, members=self.generation.place.team)
+        heard = notes.read(keeper.hear(rows), self._digest, members=self.generation.alike)
         self._digest = ()  # told once
         self.worth = heard.worth(self.worker.context.tree.vault.inside)
         self.ending, self.parting = self.ending or heard.ending, self.parting or heard.parting

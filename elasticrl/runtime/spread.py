@@ -14,6 +14,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated, Rows
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.team import ACROSS, AXIS
+from elasticrl.runtime.tokens import check_known
 from elasticrl.runtime.trained import check_model, check_rules, offloaded, strategy_of
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
     from elasticrl.runtime.layout import Piece
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Strategy
+    from elasticrl.runtime.team import Team
+    from elasticrl.runtime.tokens import Tokens
     from elasticrl.runtime.trained import Registered, Trained
 
 
 def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str]:
     """New strategies around all models. Returns the roles whose shard is in this process's memory already."""
     worker, tree = generation.worker, generation.worker.context.tree
-    leaves = generation.deal.leaves(generation.parts_per_lane)
+    leaves = _leaves(generation)
     count = given.counts.get(agreed.version) if agreed.remembered else None
     given.counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
     here: set[str] = set()
@@ -66,6 +69,12 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     return here
 
 
+def _leaves(generation: Generation) -> Deal:
+    """Which rank, or which rank of each index in its team, adds up what."""
+    tokens = generation.tokens
+    return generation.deal.leaves(generation.parts_per_lane).shared(tokens.size if tokens else 1)
+
+
 def _from_memory(strategy: Strategy, old: Shard | None, count: int | None) -> list[tuple[int, Piece]] | None:
     """Fills a new shard with what this process had in its `old` one, and others in theirs. Returns what it lacks then."""
     shard, lacks = strategy.shard, None
@@ -84,7 +93,7 @@ def _from_memory(strategy: Strategy, old: Shard | None, count: int | None) -> li
 
 def ahead(generation: Generation, given: Registered) -> None:
     """Memory for the models of a process that joins, before it meets the gang, which would have to wait for that."""
-    context, leaves = generation.worker.context, generation.deal.leaves(generation.parts_per_lane)
+    context, leaves = generation.worker.context, _leaves(generation)
     if context.device != "cpu":  # elsewhere memory takes no time
         return
     for name, role in given.roles.items():
@@ -109,7 +118,7 @@ def strategy_for(
     tree: Tree = context.tree
     kind, given, host = strategy_of(tree, name), role.given, offloaded(tree, name)
     gang, team, device, bucket_bytes = generation.gang, generation.team, context.device, tree.lanes.bucket_bytes
-    group = gang.group
+    group, tokens = gang.group, generation.tokens
 
     def build(mesh: DeviceMesh) -> torch.nn.Module:
         assert not isinstance(given, torch.nn.Module)
@@ -118,27 +127,23 @@ def strategy_for(
         if kind == "replicated":
             check_model(name, model)
         check_rules(name, model, role.rule_of)
+        if tokens is not None:
+            check_known(model, name, tokens)
         return model
 
-    if team is not None:
-        if kind == "deepspeed":
-            raise Misuse(f"The strategy of {name} is {kind}, which knows no teams (model.tp: {team.size}): set fsdp.")
-        if isinstance(given, torch.nn.Module):
-            raise Misuse(
-                f"model.tp is {team.size}, so a team shares the model of {name}: register a function of the DeviceMesh that "
-                f'returns the model with parallelize_module applied over mesh["{AXIS}"] (and for fsdp then fully_shard over '
-                f'mesh["{ACROSS}"]), and use run.model.'
-            )
+    if generation.place.team > 1:
+        _check_shared(name, role, tree)
+        rank, group = (gang.rank, group) if team is None else (team.number, team.across)
         if kind == "fsdp":
             from elasticrl.runtime.fsdp import Fsdp
 
             return Fsdp(
-                build, role.rule_of, deal=deal, rank=team.number, group=team.across, device=device, shard=shard, offload=host,
-                team=team,
+                build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host, fills=fills,
+                team=team, tokens=tokens,
             )  # fmt: skip
         return Replicated(
-            build(team.mesh(device)), role.rule_of, deal=deal, rank=team.number,
-            group=team.across if deal.world > 1 else None, bucket_bytes=bucket_bytes, shard=shard, offload=host, team=team,
+            build(_mesh(team, tokens, device)), role.rule_of, deal=deal, rank=rank, group=group if deal.world > 1 else None,
+            bucket_bytes=bucket_bytes, shard=shard, offload=host, team=team, tokens=tokens,
         )  # fmt: skip
     if isinstance(given, torch.nn.Module):
         if kind != "replicated":
@@ -175,3 +180,25 @@ def strategy_for(
         build, role.rule_of, deal=deal, rank=gang.rank, group=group, device=device, shard=shard, offload=host,
         fills=fills,
     )  # fmt: skip
+
+
+def _check_shared(name: str, role: Trained, tree: Tree) -> None:
+    """A team shares it."""
+    said = f"model.cp is {tree.model.cp}" if tree.model.tp == 1 else f"model.tp is {tree.model.tp}"
+    if (kind := strategy_of(tree, name)) == "deepspeed":
+        raise Misuse(f"The strategy of {name} is {kind}, which knows no teams ({said}): set fsdp.")
+    if isinstance(role.given, torch.nn.Module):
+        raise Misuse(
+            f"{said}, so a team shares the model of {name}: register a function of the DeviceMesh that returns the model with "
+            f'share(model, mesh), or parallelize_module over mesh["{AXIS}"], applied (and for fsdp then fully_shard over '
+            f'mesh["{ACROSS}"]), and use run.model.'
+        )
+
+
+def _mesh(team: Team | None, tokens: Tokens | None, device: str) -> DeviceMesh:
+    """What a builder is given where parameters are not sharded."""
+    if team is None:
+        assert tokens is not None
+        return tokens.mesh(device)
+    mesh = team.mesh(device)
+    return tokens.on(mesh) if tokens else mesh

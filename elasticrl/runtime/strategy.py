@@ -20,7 +20,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.layout import Layout
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.team import Cut, Team
+    from elasticrl.runtime.tokens import Tokens
 
 # Where a chaos test may stop a rank, in the order they are passed. "reduce", "apply" and "gather" are in the middle of it.
 POINTS = (
@@ -65,7 +66,10 @@ class Reduced:
 
 
 class Strategy(ABC):
-    """The common part. `group` is None for a world of one. With a `team`, `rank` and `group` are those of its index."""
+    """The common part. `group` is None for a world of one. With a `team`, `rank` and `group` are those of its index.
+
+    With `tokens` some ranks carry the same lanes, each a leaf of its own for each lane (`Deal.shared`).
+    """
 
     model: torch.nn.Module  # as it computes
     listens = False  # it can digest a lane's gradient before that is added to others'
@@ -73,11 +77,15 @@ class Strategy(ABC):
     _device: torch.device
 
     def __init__(
-        self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point, team: Team | None = None
-    ) -> None:
+        self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point, team: Team | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:  # fmt: skip
         assert group is None or group.size() == deal.world, deal
         self.deal, self.rank, self.group, self.point, self.team = deal, rank, group, point, team
         self.everyone = team.everyone if team else group
+        self.sharers = tokens.size if tokens else 1  # ranks that carry the same lanes
+        self.lanes = deal.lanes // self.sharers
+        self._first = self.lanes * tokens.index if tokens else 0  # of this rank's leaves
         self.cuts: Mapping[str, Cut] = {}  # what the team has cut, by the parameter's name
         self.turn: Turn | None = None
         self.shows: int | None = (
@@ -111,6 +119,14 @@ class Strategy(ABC):
     @abstractmethod
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update."""
+
+    def dealt(self, *, ghosts: bool) -> tuple[Turn, ...]:
+        """Those that it was dealt, by their lanes."""
+        return tuple(replace(turn, lane=turn.lane % self.lanes) for turn in self.deal.turns(self.rank, ghosts=ghosts))
+
+    def leaf(self, lane: int) -> int:
+        """This rank's leaf of a lane in the tree of sums."""
+        return self._first + lane
 
     def begin(self, turn: Turn) -> Tally:
         """The backward pass that follows belongs to this lane. Returns the lane's tally, to be filled in."""
@@ -291,7 +307,7 @@ class Strategy(ABC):
         norm = sums.norm([part[:count] for part, count in zip(everyone, counts, strict=True)])
         rest = [part[count:] for part, count in zip(everyone, counts, strict=True)]
         told = [part[len(notes) :] for part in rest]
-        if self.team is not None:
+        if self.members * self.sharers > 1:
             self._check_teams(told)
         tally = self._total(sample, told[:: self.members])
         return Reduced(norm=norm, tally=tally, notes=tuple(tuple(part[: len(notes)]) for part in rest))
@@ -318,7 +334,7 @@ class Strategy(ABC):
     def _check_teams(self, told: Sequence[Sequence[float]]) -> None:
         """The members of a team had the same lanes, and computed the same of them. All ranks come to the same conclusion."""
         for rank, mine in enumerate(told):
-            first = rank - rank % self.members
+            first = rank - rank % (self.members * self.sharers)
             if struct.pack(f"{len(mine)}d", *mine) != struct.pack(
                 f"{len(told[first])}d", *told[first]
             ):  # NaN is not itself
@@ -330,7 +346,7 @@ class Strategy(ABC):
     def _numbers(self, tallies: Mapping[int, Tally]) -> tuple[Tally, list[float]]:
         """The first lane's tally, and what this rank tells of all its lanes: what stands for the names, then each one's row."""
         settle(self.everyone)  # what is read from here on may be what a peer is waited for
-        first, *others = self.deal.carried[self.rank]
+        first, *others = (leaf % self.lanes for leaf in self.deal.carried[self.rank])
         names = tallies[first].names
         for lane in others:
             if tallies[lane].names != names:
@@ -351,8 +367,9 @@ class Strategy(ABC):
                     f"({', '.join(sample.names) or 'nothing'}): tally the same names in every lane."
                 )
             for i, lane in enumerate(carried):
-                tallies[lane] = sample.like(numbers[i * width : (i + 1) * width])
-        return total(tallies, self.deal.lanes)
+                if lane < self.lanes:  # of those who carry the same lanes the first ones count
+                    tallies[lane] = sample.like(numbers[i * width : (i + 1) * width])
+        return total(tallies, self.lanes)
 
 
 class _Norms(NamedTuple):

@@ -1,4 +1,6 @@
 """A team: `model.tp` consecutive ranks of one node that hold one copy of a model between them, each a part of its layers.
+With `model.cp` a node's team is so many of these one after the other, which share a lane's tokens (`runtime.tokens`). Here each
+of them is a team.
 
 The one idea: lanes are dealt to teams, and a parameter that a team has cut is a parameter of its own on each of its members
 (`q_proj.weight@0`, `q_proj.weight@1`). So the members of one index, one from each team, are to each other what ranks are
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from elasticrl.config.training import Model
     from elasticrl.contract.orders import Place
 
 AXIS = "tp"  # the mesh's, for parallelize_module
@@ -67,31 +70,36 @@ def form_team(everyone: dist.ProcessGroup, size: int, *, form_s: timedelta, limi
     rank, world = everyone.rank(), everyone.size()
     assert world % size == 0, f"{world} ranks are no teams of {size}"
     number, index = divmod(rank, size)
-    made = []
-    for ranks in (range(number * size, (number + 1) * size), range(index, world, size)):
-        try:
-            group = dist.new_group(list(ranks), timeout=form_s, use_local_synchronization=True)
-        except GangError:
-            raise
-        except (RuntimeError, ValueError, TimeoutError) as error:
-            raise Broken(f"forming the group of ranks {list(ranks)} failed: {error}") from error
-        assert isinstance(group, dist.ProcessGroup)
-        group.set_timeout(limit)
-        made.append(group)
-    return Team(size=size, index=index, number=number, group=made[0], across=made[1], everyone=everyone)
+    within = group_of(range(number * size, (number + 1) * size), form_s=form_s, limit=limit)
+    across = group_of(range(index, world, size), form_s=form_s, limit=limit)
+    return Team(size=size, index=index, number=number, group=within, across=across, everyone=everyone)
 
 
-def check_team(tp: int, place: Place) -> None:
+def group_of(ranks: Sequence[int], *, form_s: timedelta, limit: timedelta) -> dist.ProcessGroup:
+    """The group of these ranks, of which this one is. Collective among them."""
+    try:
+        group = dist.new_group(list(ranks), timeout=form_s, use_local_synchronization=True)
+    except GangError:
+        raise
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        raise Broken(f"forming the group of ranks {list(ranks)} failed: {error}") from error
+    assert isinstance(group, dist.ProcessGroup)
+    group.set_timeout(limit)
+    return group
+
+
+def check_team(model: Model, place: Place) -> None:
     """Misuse where this process's file says another size than the plan that gives it its place."""
-    if tp == place.team:
+    if model.team == place.team:
         return
+    said = f"model.tp x model.cp is {model.tp} x {model.cp}" if model.cp > 1 else f"model.tp is {model.tp}"
     if place.world == 1:
         raise Misuse(
-            f"model.tp is {tp}, and one process alone is no team: start the job with `elasticrl run`, or set tp: 1."
+            f"{said}, and one process alone is no team: start the job with `elasticrl run`, or set tp: 1 and cp: 1."
         )
     raise Misuse(
-        f"model.tp is {tp} in this node's configuration, and the job's plan has teams of {place.team}: give all nodes the "
-        "same file, and start the job anew if tp was changed."
+        f"{said} in this node's configuration, and the job's plan has teams of {place.team}: give all nodes the "
+        "same file, and start the job anew if it was changed."
     )
 
 

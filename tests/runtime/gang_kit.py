@@ -97,7 +97,7 @@ class Nodes:
         self.lanes = lanes
         self.program = program
         own = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault"), *args]
-        self.args = own if program in {"run_job", "stale_job"} else []
+        self.args = own if program in {"run_job", "stale_job", "spoken_job"} else []
         plain: dict[str, Any] = {
             "job": {"name": "job", "seed": 7, "steps": steps},
             "node": {"device": DEVICE, "state_dir": str(folder / "state")},
@@ -179,7 +179,7 @@ class Nodes:
             worker.tell(
                 Place(
                     generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
-                    all_lanes=self.lanes, team=self.tree.model.tp, resume=self.resume,
+                    all_lanes=self.lanes, team=self.tree.model.team, resume=self.resume,
                     rung=Rung.START if grows else self.rung, endpoint=f"127.0.0.1:{store.port}",
                     nodes=nodes, reason=f"generation {self.generation}", grows=grows, backend=backend,
                 )

@@ -12,6 +12,7 @@ from elasticrl.runtime.group import form
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.planned import share
 from elasticrl.runtime.team import form_team, local
+from elasticrl.runtime.tokens import check_known, form_tokens
 
 SIZES: dict[str, Any] = {
     "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -20,24 +21,34 @@ SIZES: dict[str, Any] = {
 KINDS = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "gemma": {"head_dim": 8}, "phi": {},
     "llama-tied": {"tie_word_embeddings": True},
+    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe-dense": {
+        "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [0],
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
+MIXTURES = [kind for kind in KINDS if "num_experts_per_tok" in KINDS[kind]]
 
 
-def whole(kind: str, **more: Any) -> nn.Module:
+def whole(kind: str, attention: str = "eager", **more: Any) -> nn.Module:
     name = kind.partition("-")[0]
     torch.manual_seed(5)
     tied = {"tie_word_embeddings": False} if name != "gemma" else {}
-    config = transformers.AutoConfig.for_model(name, **{**SIZES, **tied, **KINDS[kind], **more})
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    config = transformers.AutoConfig.for_model(name, **{**SIZES, **tied, **KINDS.get(kind, {}), **more})
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return model.eval()
 
 
-def one_pass(model: nn.Module) -> torch.Tensor:
-    tokens = torch.randint(1, 67, (5, 9), generator=torch.Generator().manual_seed(1))
-    logits = model(input_ids=tokens, use_cache=False).logits
-    torch.log_softmax(logits.float(), -1)[..., 3].sum().backward()
-    found: torch.Tensor = logits.detach()
-    return found
+def one_pass(model: nn.Module, mask: torch.Tensor | None = None, length: int = 9) -> dict[str, torch.Tensor]:
+    """Logits and an auxiliary loss, of both of which there are gradients then."""
+    tokens = torch.randint(1, 67, (5, length), generator=torch.Generator().manual_seed(1))
+    more = {"output_router_logits": True} if hasattr(model.config, "router_aux_loss_coef") else {}
+    out = model(input_ids=tokens, attention_mask=mask, use_cache=False, **more)
+    seen = torch.ones_like(tokens) if mask is None else mask
+    loss = (torch.log_softmax(out.logits.float(), -1)[..., 3] * seen).sum()
+    aux = getattr(out, "aux_loss", torch.zeros(()))
+    (loss + 10 * aux).backward()
+    return {"logits": out.logits.detach() * seen[..., None], "aux": aux.detach().clone()}
 
 
 def compare(rank: int, world: int, store: dist.Store, *, generation: int, kind: str) -> dict[str, float]:
@@ -47,7 +58,7 @@ def compare(rank: int, world: int, store: dist.Store, *, generation: int, kind: 
     team = form_team(gang.group, world, form_s=limit, limit=limit)
     plain, shared = whole(kind), share(whole(kind), team.mesh("cpu"))
     expected, found = one_pass(plain), one_pass(shared)
-    differences = {"logits": _apart(found, expected)}
+    differences = {name: _apart(found[name], expected[name]) for name in expected}
     theirs = dict(plain.named_parameters())
     for name, param in shared.named_parameters():
         assert param.grad is not None, name
@@ -60,13 +71,13 @@ def compare(rank: int, world: int, store: dist.Store, *, generation: int, kind: 
     return differences
 
 
-def refused(rank: int, world: int, store: dist.Store, *, generation: int, **more: Any) -> str:
+def refused(rank: int, world: int, store: dist.Store, *, generation: int, kind: str = "llama", **more: Any) -> str:
     """What is said of a model with these sizes."""
     gang = form(generation=generation, rank=rank, world=world, store=store)
     limit = timedelta(seconds=30)
     mesh = form_team(gang.group, world, form_s=limit, limit=limit).mesh("cpu")
     try:
-        share(whole("llama", **more), mesh)
+        share(whole(kind, **more), mesh)
     except Misuse as error:
         return str(error)
     finally:
@@ -76,3 +87,80 @@ def refused(rank: int, world: int, store: dist.Store, *, generation: int, **more
 
 def _apart(one: torch.Tensor, other: Any) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
+
+
+def split(
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, cuts: int = 1, pad: str = "", length: int = 9,
+    attention: str = "eager", checkpointing: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """The same where members share tokens, of each parameter's gradient added up over them; `pad`: on which side some rows are
+    shorter.
+    """
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    limit = timedelta(seconds=30)
+    team = form_team(gang.group, cuts, form_s=limit, limit=limit) if cuts > 1 else None
+    tokens = form_tokens(gang.group, world // cuts, cuts=cuts, form_s=limit, limit=limit)
+    plain = whole(kind, attention)
+    shared = share(whole(kind, attention), tokens.on(team.mesh("cpu")) if team else tokens.mesh("cpu"))
+    if checkpointing:
+        shared.train()
+        shared.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    check_known(shared, "model", tokens)
+    mask = None
+    if pad:
+        at, short = torch.arange(length), torch.tensor([0, 1, 3, 5, length - 1])[:, None]
+        mask = (at >= short if pad == "left" else at < length - short).long()
+    expected, found = one_pass(plain, mask, length), one_pass(shared, mask, length)
+    differences = {name: _apart(found[name], expected[name]) for name in expected}
+    theirs = dict(plain.named_parameters())
+    for name, param in shared.named_parameters():
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        full = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+        summed = full.clone()
+        dist.all_reduce(summed, group=tokens.group)
+        differences[name] = _apart(summed, theirs[name].grad)
+    with torch.no_grad():
+        differences["cached"] = _apart(*(model(expected["logits"].argmax(-1)).logits for model in (shared, plain)))
+    gang.leave()
+    return differences
+
+
+def kept_bytes(rank: int, world: int, store: dist.Store, *, generation: int, length: int) -> tuple[int, int]:
+    """What autograd keeps of a pass through the layers: whole, and where members share its tokens."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    limit = timedelta(seconds=30)
+    tokens = form_tokens(gang.group, world, cuts=1, form_s=limit, limit=limit)
+    found = []
+    deep = {"num_hidden_layers": 4}
+    for model in (whole("llama", "sdpa", **deep), share(whole("llama", "sdpa", **deep), tokens.mesh("cpu"))):
+        held: dict[int, int] = {}
+        own = {param.untyped_storage().data_ptr() for param in model.parameters()}
+
+        def keep(one: torch.Tensor, held: dict[int, int] = held, own: set[int] = own) -> torch.Tensor:
+            memory = one.untyped_storage()
+            if memory.data_ptr() not in own:
+                held[memory.data_ptr()] = memory.nbytes()
+            return one
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            out = model.model(input_ids=torch.ones(2, length, dtype=torch.long)).last_hidden_state
+        found.append(sum(held.values()))
+        out.sum().backward()
+    gang.leave()
+    return found[0], found[1]
+
+
+def refused_tokens(rank: int, world: int, store: dist.Store, *, generation: int, kind: str, **more: Any) -> str:
+    """What is said of a model whose tokens are to be shared."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    limit = timedelta(seconds=30)
+    tokens = form_tokens(gang.group, world, cuts=1, form_s=limit, limit=limit)
+    try:
+        model = share(whole(kind, **more), tokens.mesh("cpu"))
+        model.head = nn.Linear(2, 2)
+        check_known(model, "model", tokens)
+    except Misuse as error:
+        return str(error)
+    finally:
+        gang.leave()
+    return ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import planned_job
 import pytest
@@ -29,11 +30,46 @@ def test_a_team_computes_what_one_process_does_and_each_member_has_about_half(wo
     assert max(elements) < 0.53 * whole
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, {}) for kind in planned_job.KINDS),
+        ("llama", {"pad": "left", "length": 12}),
+        ("qwen3", {"pad": "right", "attention": "sdpa"}),
+        ("llama", {"checkpointing": True, "attention": "sdpa"}),
+        ("llama", {"length": 1}),
+    ],
+)
+def test_members_that_share_tokens_compute_what_one_process_does(workers: Workers, kind: str, how: dict[str, Any]):
+    first, second = workers.run(planned_job.split, 2, generation=next(GENERATION), kind=kind, **how)
+    assert first == second, "the members see the same"
+    assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
+
+
+def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
+    for whole, half in workers.run(planned_job.kept_bytes, 2, generation=next(GENERATION), length=200):
+        assert half < 0.56 * whole
+
+
+def test_models_whose_tokens_cannot_be_shared_are_refused_by_name(workers: Workers):
+    cases = [
+        ("llama", {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout: 0.1"),
+        ("phi", {"resid_pdrop": 0.1}, "a dropout of 0.1"),
+        ("gpt2", {"n_layer": 1}, "is not known for a gpt2"),
+        ("llama", {}, "nothing is known of head"),
+    ]
+    for kind, sizes, said in cases:
+        for found in workers.run(planned_job.refused_tokens, 2, generation=next(GENERATION), kind=kind, **sizes):
+            assert said in found
+
+
 def test_sizes_that_a_team_does_not_divide_are_refused_by_name(workers: Workers):
     cases = [
         ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 36}, "num_attention_heads is 3"),
         ({"num_key_value_heads": 1}, "num_key_value_heads is 1"),
         ({"intermediate_size": 45}, "gate_proj is cut along 45"),
+        ({"kind": "mixtral", "num_local_experts": 3}, "mlp.experts has 3 experts, which model.tp: 2 does not divide"),
     ]
     for sizes, said in cases:
         for found in workers.run(planned_job.refused, 2, generation=next(GENERATION), **sizes):

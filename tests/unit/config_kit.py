@@ -5,7 +5,7 @@ RENAMED = {
     "job": "job.name",
     "level": "job.level",
     "lanes": "lanes.count",
-    "team": "model.tp",
+    "team": "model",
     "steps": "job.steps",
     "copies": "vault.copies",
     "retry_s": "store.retry",

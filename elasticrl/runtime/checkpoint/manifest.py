@@ -52,7 +52,8 @@ class Conditions:
     data: str = ""  # the cursor's own description of what it walks over
     config: str = ""  # hash of the configuration
     threads: int = 0
-    tp: int = 0  # members of a team
+    tp: int = 0  # ranks that a model is cut up between
+    cp: int = 0  # those that share a sequence's tokens
     isa: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,7 +62,7 @@ class Conditions:
         """The reverse of `asdict`."""
         versions = {str(name): str(version) for name, version in row.get("versions", {}).items()}
         plain: dict[str, Any] = {
-            name: (int if name in {"lanes", "batch", "threads", "tp"} else str)(row[name])
+            name: (int if name in {"lanes", "batch", "threads", "tp", "cp"} else str)(row[name])
             for name in row
             if name != "versions"
         }
@@ -295,6 +296,7 @@ _CONSEQUENCE: Mapping[str, tuple[bool, str]] = {
     "batch": (True, "the learning rate and the data position were chosen for the old one"),
     "data": (True, "the data position would point at other samples, so some would be seen twice and some never"),
     "tp": (True, "a team of another size adds up other parts of a layer, so every bit from here on would differ"),
+    "cp": (True, "tokens that others share are added up in another order, so every bit from here on would differ"),
     "config": (False, "something in the configuration has changed; `elasticrl config diff FILE OTHER` shows what"),
     "threads": (False, "sums are split differently, so bits will differ"),
     "isa": (False, "another instruction set computes other last bits"),
