@@ -134,6 +134,16 @@ def _beyond_teams(t: Tree) -> list[str]:
     return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]
 
 
+def _beyond_sharing(t: Tree) -> list[str]:
+    """What is set that does not go with shared tokens: kernels that are told of positions, and a head that reads all that a
+    model has collected from its layers.
+    """
+    return [
+        *([f"model.attention: {t.model.attention}"] if t.model.attention == "flash_attention_2" else []),
+        *([f"model.value_head: {t.model.value_head}"] if t.model.value_head == "tied" else []),
+    ]
+
+
 def _beyond_evaluation(t: Tree) -> list[str]:
     """What is set that evaluations do not know. Where rollout nodes or vLLM generate, a worker may not be able to."""
     return [
@@ -152,7 +162,17 @@ def _tied_apart(t: Tree) -> bool:
 
 def _teams(t: Tree) -> int:
     """The most that lanes may ever be dealt to."""
-    return _world(t) // t.model.tp
+    return _world(t) // t.model.team
+
+
+def _of_team(t: Tree) -> str:
+    """How large one is, after tp's name."""
+    return f"it is {t.model.tp}" if t.model.cp == 1 else f"it is {t.model.tp}, and model.cp is {t.model.cp}"
+
+
+def _no_team(t: Tree) -> str:
+    """What leads to none."""
+    return " and ".join(f"{name}: 1" for name, size in (("tp", t.model.tp), ("cp", t.model.cp)) if size > 1)
 
 
 def _ours(t: Tree) -> bool:
@@ -563,46 +583,55 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
-        keys=("lanes.count", "membership.max_nodes", "node.workers", "model.tp", "job.level"),
-        rule="must be at least the largest world: max_nodes x node.workers, over model.tp",
+        keys=("lanes.count", "membership.max_nodes", "node.workers", "model.tp", "model.cp", "job.level"),
+        rule="must be at least the largest world: max_nodes x node.workers, over model.tp x model.cp",
         broken=lambda t: _exact(t) and t.lanes.count < _teams(t),
         values=lambda t: (
-            f"{t.lanes.count} lanes are fewer than {_teams(t)} {'workers' if t.model.tp == 1 else 'teams of workers'}"
+            f"{t.lanes.count} lanes are fewer than {_teams(t)} {'workers' if t.model.team == 1 else 'teams of workers'}"
         ),
         remedy=lambda t: (
             f"Raise lanes.count to {_teams(t)} before the job starts, or lower max_nodes to "
-            f"{max(1, t.lanes.count * t.model.tp // t.node.workers)}."
+            f"{max(1, t.lanes.count * t.model.team // t.node.workers)}."
         ),
     ),
     Relation(
-        keys=("model.tp", "node.workers", "job.level"),
-        rule="must divide node.workers, because a team's workers are on one node",
-        broken=lambda t: _exact(t) and t.node.workers % t.model.tp != 0,
-        values=lambda t: f"{t.node.workers} workers of a node are no teams of {t.model.tp}",
-        remedy=lambda t: f"Set node.workers: {_multiple(t.node.workers, t.model.tp)}, or another tp.",
-    ),
-    Relation(
-        keys=("model.tp", "job.level"),
-        rule="must be 1 below job.level exact, where a script shares models out among its workers by itself",
-        broken=lambda t: not _exact(t) and t.model.tp > 1,
-        values=lambda t: f"it is {t.model.tp} at job.level {t.job.level}",
-        remedy="Leave tp out, or set job.level: exact.",
-    ),
-    Relation(
-        keys=("model.tp", "model.strategy", "job.level"),
-        rule="must be 1 with the strategy deepspeed, which knows no teams",
-        broken=lambda t: _exact(t) and t.model.tp > 1 and t.model.strategy == "deepspeed",
-        values=lambda t: f"it is {t.model.tp}, and model.strategy is {t.model.strategy}",
-        remedy="Set model.strategy: fsdp, or tp: 1.",
-    ),
-    Relation(
-        keys=("model.tp", "job.program", *_NO_TEAMS, "reward.parts"),
-        rule="must be 1 with what elasticrl.ppo cannot do in teams yet",
-        broken=lambda t: _ours(t) and t.model.tp > 1 and bool(_beyond_teams(t)),
-        values=lambda t: f"it is {t.model.tp}, with {', '.join(_beyond_teams(t))}",
+        keys=("model.tp", "model.cp", "node.workers", "job.level"),
+        rule="x model.cp must divide node.workers, because a team's workers are on one node",
+        broken=lambda t: _exact(t) and t.node.workers % t.model.team != 0,
+        values=lambda t: f"{t.node.workers} workers of a node are no teams of {t.model.team}",
         remedy=lambda t: (
-            f"Set tp: 1, or leave {', '.join(said.split(':')[0] for said in _beyond_teams(t))} at its default."
+            f"Set node.workers: {_multiple(t.node.workers, t.model.team)}, or another tp{' or cp' if t.model.cp > 1 else ''}."
         ),
+    ),
+    Relation(
+        keys=("model.tp", "model.cp", "job.level"),
+        rule="and model.cp must be 1 below job.level exact, where a script shares models out among its workers by itself",
+        broken=lambda t: not _exact(t) and t.model.team > 1,
+        values=lambda t: f"{_of_team(t)}, at job.level {t.job.level}",
+        remedy="Leave tp and cp out, or set job.level: exact.",
+    ),
+    Relation(
+        keys=("model.tp", "model.cp", "model.strategy", "job.level"),
+        rule="and model.cp must be 1 with the strategy deepspeed, which knows no teams",
+        broken=lambda t: _exact(t) and t.model.team > 1 and t.model.strategy == "deepspeed",
+        values=lambda t: f"{_of_team(t)}, and model.strategy is {t.model.strategy}",
+        remedy=lambda t: f"Set model.strategy: fsdp, or {_no_team(t)}.",
+    ),
+    Relation(
+        keys=("model.tp", "model.cp", "job.program", *_NO_TEAMS, "reward.parts"),
+        rule="and model.cp must be 1 with what elasticrl.ppo cannot do in teams yet",
+        broken=lambda t: _ours(t) and t.model.team > 1 and bool(_beyond_teams(t)),
+        values=lambda t: f"{_of_team(t)}, with {', '.join(_beyond_teams(t))}",
+        remedy=lambda t: (
+            f"Set {_no_team(t)}, or leave {', '.join(said.split(':')[0] for said in _beyond_teams(t))} at its default."
+        ),
+    ),
+    Relation(
+        keys=("model.cp", "model.attention", "model.value_head", "job.program"),
+        rule="must be 1 with attention or a value head whose tokens cannot be shared",
+        broken=lambda t: _ours(t) and t.model.cp > 1 and bool(_beyond_sharing(t)),
+        values=lambda t: f"it is {t.model.cp}, with {' and '.join(_beyond_sharing(t))}",
+        remedy="Set cp: 1, or attention: sdpa and value_head: separate.",
     ),
     Relation(
         keys=("lanes.exact", "model.strategy", "placement.actor.strategy", "placement.critic.strategy", "job.program"),

@@ -306,7 +306,7 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
                 models.fill(model, paths[role])
 
         made = frozen.within(role, make)
-        return shared(made, device) if tree.model.tp > 1 else given_as(strategy, made, device, fill)
+        return shared(made, device) if tree.model.team > 1 else given_as(strategy, made, device, fill)
 
     return {role: given(role) for role in roles}
 
@@ -396,7 +396,7 @@ def shards(
 
 
 def shared(make: Callable[[], nn.Module], device: str) -> Callable[[DeviceMesh], nn.Module]:
-    """The model cut over the team of the mesh, by transformers' own plan for its kind."""
+    """The model as the team of the mesh shares it: its layers by transformers' own plan for its kind, or its tokens."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from elasticrl.runtime.planned import share  # half a second of imports, which only teams need

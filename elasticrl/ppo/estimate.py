@@ -132,7 +132,7 @@ def of(
     tree: Tree, models: Mapping[str, Shape], *, workers: int | None = None, memory_bytes: int | None = None
 ) -> Estimate:
     """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
-    world = _carriers(tree, workers)
+    world = _carriers(tree, workers) * tree.model.cp
     roles = [_part(role, tree.model.tp) for role in _roles(tree, models)]
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
     stays = [line for role in roles for line in _stays(tree, role, world)]
@@ -182,7 +182,7 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
             f"--parameters is for a program of your own, and job.program is {OUR_TRAINER}: give it its model "
             "(model.path=FOLDER, or its name on the hub, of which config.json alone is read), so that all roles are reckoned."
         )
-    world = _carriers(tree, workers)
+    world = _carriers(tree, workers) * tree.model.cp
     # Of a script's step this is known: each lane has one backward pass in an update. So has KTO's with a sample in each lane.
     update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count)
     tree = tree.model_copy(update={"ppo": update})
@@ -256,7 +256,7 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
 
 def _carriers(tree: Tree, workers: int | None) -> int:
     """What lanes are dealt to, of so many workers, else of the most that may train: as many workers, or teams."""
-    most = (workers or tree.membership.max_nodes * tree.node.workers) // tree.model.tp
+    most = (workers or tree.membership.max_nodes * tree.node.workers) // tree.model.team
     return max(1, min(most, tree.lanes.count))
 
 
@@ -268,14 +268,21 @@ def _part(role: Role, members: int) -> Role:
 
 
 def _team_notes(tree: Tree) -> tuple[str, ...]:
-    if tree.model.tp == 1:
-        return ()
-    said = (
-        f"Teams of {tree.model.tp} (model.tp): P and T of what trains are one member's, W counts teams. What a team has whole, "
-        "such as norms, comes on top. Activations and seconds are those of one worker that has it all, so upper bounds. The "
-        "collectives inside of a layer are not in the bytes."
-    )
-    return (said,)
+    tp, cp = tree.model.tp, tree.model.cp
+    said = []
+    if tp > 1:
+        said.append(
+            f"A model is cut up between {tp} workers (model.tp): P and T of what trains are one worker's, W counts models. "
+            "What each has whole, such as norms and routers, comes on top. Activations and seconds are those of one worker "
+            "that has it all, so upper bounds. The collectives inside of a layer are not in the bytes."
+        )
+    if cp > 1:
+        said.append(
+            f"{cp} members share tokens (model.cp): activations of layers are a member's, those of head and logits are whole. "
+            "Seconds are those of one worker that computes all, so upper bounds. The exchanges around attention are not in the "
+            "bytes."
+        )
+    return tuple(said)
 
 
 def _offloaded(tree: Tree, offload: str) -> bool:
@@ -377,8 +384,9 @@ def _rows(tree: Tree, role: Role, world: int) -> tuple[int, int]:
     """(rows of gradients that the worker with most lanes keeps at once, subtrees that arrive at each worker)."""
     if role.strategy == "fsdp":
         parts = _parts(tree)
-        fold, most = Fold[None](tree.lanes.count * parts, lambda _a, _b: None), 1
-        for leaf in range(fold.leaves):
+        fold, most = Fold[None](tree.lanes.count * parts * tree.model.cp, lambda _a, _b: None), 1
+        lanes = fold.leaves // tree.model.cp
+        for leaf in (member * lanes + lane for lane in range(lanes) for member in range(tree.model.cp)):
             fold.put(Node(leaf, leaf + 1), None)
             most = max(most, len(fold.parts))
         return most, 0
@@ -402,7 +410,9 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
     for role in roles:
         if role.strategy is None:
             continue
-        kept = role.shape.saved(tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing)
+        kept = role.shape.saved(
+            tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing, sharers=tree.model.cp
+        )
         # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
         more = 4 * role.shape.logits(answers) if role.head else 0
         logits = f" + 4 B x 4 x logits {role.shape.logits(answers):,}" if role.head else ""
@@ -525,7 +535,11 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
                 Line(role=role.name, what="all_gather", bytes=int(u * WIDE * t * (world - 1) / world), formula=formula)
             )
         else:
-            passes = -(-tree.lanes.count // world) * _sizes(tree).passes(tree.ppo.mini_batch // tree.lanes.count) * u
+            passes = (
+                -(-tree.lanes.count * tree.model.cp // world)
+                * _sizes(tree).passes(tree.ppo.mini_batch // tree.lanes.count)
+                * u
+            )
             # ZeRO 1 reduces once an update, and neither it nor ZeRO 2 gathers for a pass.
             stage, what = (tree.model.zero_stage, "reduce") if role.strategy == "deepspeed" else (3, "all_to_all")
             times = f"{u} updates" if stage == 1 else f"{passes} passes"
@@ -561,10 +575,8 @@ def _sent_wide(tree: Tree) -> int:
 
 def _leaves(tree: Tree, world: int) -> Deal:
     """The leaves of the tree of sums, each a backward pass, as `replicated` deals them."""
-    parts = _parts(tree)
-    lanes = Deal.contiguous(tree.lanes.count, world)
-    leaves = tuple(tuple(lane * parts + i for lane in mine for i in range(parts)) for mine in lanes.carried)
-    return Deal(lanes=tree.lanes.count * parts, carried=leaves)
+    members = tree.model.cp
+    return Deal.contiguous(tree.lanes.count, world // members).leaves(_parts(tree)).shared(members)
 
 
 # ---- seconds
@@ -574,7 +586,7 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
     """For the worker with most lanes. Budgets are learned in the run: these cap them until then."""
     ppo, times = tree.ppo, tree.timeouts
     shape = {role.name: role.shape for role in roles}
-    lanes = -(-tree.lanes.count // world)
+    lanes = -(-tree.lanes.count * tree.model.cp // world)
     rows = ppo.generated // tree.lanes.count
     prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
     length, samples = prompt + answer, lanes * rows

@@ -3,8 +3,8 @@
 The idea: the field's decoder models are one block repeated, so a handful of numbers gives every count; and each count is a
 formula that can be read, checked by hand, and is checked by a test against a real model's bytes.
 
-Letters, as in the formulas that `elasticrl plan` prints: L layers, H hidden, I intermediate, Q = heads x head size, K = key and
-value heads x head size, V vocabulary.
+Letters, as in the formulas that `elasticrl plan` prints: L layers, H hidden, I intermediate (of a mixture one expert's), Q =
+heads x head size, K = key and value heads x head size, V vocabulary, E experts of a layer, C those that a token goes through.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Kind:
 
     qkv_bias: bool = False
     qk_norm: bool = False
+    inner: str = "intermediate_size"  # as its configurations call I
+    mixture: bool = False  # of experts
 
 
 KINDS: Mapping[str, Kind] = {
@@ -37,6 +39,8 @@ KINDS: Mapping[str, Kind] = {
     "mistral": Kind(),
     "qwen2": Kind(qkv_bias=True),
     "qwen3": Kind(qk_norm=True),
+    "mixtral": Kind(mixture=True),
+    "qwen3_moe": Kind(qk_norm=True, inner="moe_intermediate_size", mixture=True),
 }
 
 
@@ -69,6 +73,8 @@ class Shape:
     tied: bool = False  # input and output embeddings are one
     attention_bias: bool = False
     mlp_bias: bool = False
+    experts: int = 0  # of a layer; 0: it is no mixture
+    chosen: int = 0  # that a token goes through
     kind: Kind = KINDS["llama"]
 
     @property
@@ -83,24 +89,34 @@ class Shape:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """A layer's matrices."""
+        """A layer's matrices. Experts are none of them: transformers has all of a layer in one block."""
         h, q, k, i = self.hidden, self.q, self.kv, self.inner
         bias, inner_bias = self.attention_bias or self.kind.qkv_bias, self.mlp_bias
-        return (
+        attention = (
             Linear(name="q_proj", inputs=h, outputs=q, bias=bias),
             Linear(name="k_proj", inputs=h, outputs=k, bias=bias),
             Linear(name="v_proj", inputs=h, outputs=k, bias=bias),
             Linear(name="o_proj", inputs=q, outputs=h, bias=self.attention_bias),
+        )
+        if self.experts:
+            return attention
+        return (
+            *attention,
             Linear(name="gate_proj", inputs=h, outputs=i, bias=inner_bias),
             Linear(name="up_proj", inputs=h, outputs=i, bias=inner_bias),
             Linear(name="down_proj", inputs=i, outputs=h, bias=inner_bias),
         )
 
     @property
+    def expert(self) -> int:
+        """Parameters of one expert: 3 H I."""
+        return 3 * self.hidden * self.inner
+
+    @property
     def layer(self) -> int:
-        """Parameters of one layer: its matrices and norms."""
+        """Parameters of one layer: its matrices and norms, and of a mixture its experts and their router."""
         norms = 2 * self.hidden + (2 * self.head if self.kind.qk_norm else 0)
-        return sum(linear.count for linear in self.linears) + norms
+        return sum(linear.count for linear in self.linears) + norms + self.experts * (self.expert + self.hidden)
 
     @property
     def ends(self) -> int:
@@ -133,15 +149,20 @@ class Shape:
         chosen = [linear for linear in self.linears if not targets or linear.name in targets]
         return self.layers * sum(rank * (linear.inputs + linear.outputs) for linear in chosen)
 
-    def saved(self, tokens: int, answer: int, *, checkpointing: bool) -> int:
-        """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head.
+    def saved(self, tokens: int, answer: int, *, checkpointing: bool, sharers: int = 1) -> int:
+        """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head. So many `sharers` have the
+        tokens of the layers between them.
 
         A layer keeps for each token 6 H (two norms: what came in, normed, scaled), 5 Q (queries, keys, values, what came out of
-        attention, twice), 4 I (gate before and after its activation, up, product) and one number for each head. With
-        checkpointing a layer keeps its input alone, and one layer at a time all of that.
+        attention, twice; norms of queries and keys keep 3 (Q + K) / 2 more), 4 I (gate before and after its activation, up,
+        product) and one number for each head. Experts keep C (2 H + 4 I + 8) + E in place of 4 I. With checkpointing a layer
+        keeps its input alone, and one layer at a time all of that.
         """
-        layer = tokens * (6 * self.hidden + 5 * self.q + 4 * self.inner + self.heads)
-        layers = self.layers * tokens * self.hidden + layer if checkpointing else self.layers * layer
+        here = -(-tokens // sharers)
+        norms = 3 * (self.q + self.kv) // 2 if self.kind.qk_norm else 0
+        inner = self.chosen * (2 * self.hidden + 4 * self.inner + 8) + self.experts if self.experts else 4 * self.inner
+        layer = here * (6 * self.hidden + 5 * self.q + norms + inner + self.heads)
+        layers = self.layers * here * self.hidden + layer if checkpointing else self.layers * layer
         return layers + 4 * tokens * self.hidden + answer * self.hidden + self.logits(answer)
 
     def logits(self, answer: int) -> int:
@@ -154,8 +175,12 @@ class Shape:
         return 2 * self.layers * self.kv
 
     def flops(self, tokens: float, length: int) -> float:
-        """Of a forward pass: 2 for each parameter and token, and 2 L Q times half the length for scores and for values."""
-        return tokens * (2.0 * (self.count - self.words * self.hidden) + 2.0 * self.layers * self.q * length)
+        """Of a forward pass: 2 for each parameter that a token goes through, and 2 L Q times half the length for scores and for
+        values.
+        """
+        idle = self.layers * (self.experts - self.chosen) * self.expert
+        used = self.count - self.words * self.hidden - idle
+        return tokens * (2.0 * used + 2.0 * self.layers * self.q * length)
 
 
 UNKNOWN = Shape(layers=0, hidden=0, inner=0, heads=0, kv_heads=0, head=0, words=0)
@@ -188,12 +213,17 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             f"{where} is of model_type {name!r}, whose size is not known here; known are {', '.join(sorted(KINDS))}. "
             "The job may well run: only this estimate does not know the architecture."
         )
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ShapeError(
+            f"{where} has layers without experts among those with them, which this estimate does not know."
+        )
+    kind = KINDS[name]
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return Shape(
             layers=int(config["num_hidden_layers"]),
             hidden=hidden,
-            inner=int(config["intermediate_size"]),
+            inner=int(config[kind.inner]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head=int(config.get("head_dim") or hidden // heads),
@@ -201,7 +231,10 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             tied=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            kind=KINDS[name],
+            # Older files of one family say it in the other's word.
+            experts=int(config.get("num_experts") or config["num_local_experts"]) if kind.mixture else 0,
+            chosen=int(config["num_experts_per_tok"]) if kind.mixture else 0,
+            kind=kind,
         )
     except KeyError as error:
         raise ShapeError(f"{where} has no {error}, which every {name} model has; is the file whole?") from error

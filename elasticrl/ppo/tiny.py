@@ -18,7 +18,7 @@ WORDS = (*"0123456789", PAD, EOS, "<user>", "<answer>")
 def write(
     folder: str | Path,
     *,
-    arch: Literal["qwen2", "llama"] = "qwen2",
+    arch: Literal["qwen2", "llama", "qwen3_moe"] = "qwen2",
     hidden: int = 64,
     layers: int = 2,
     heads: int = 4,
@@ -48,7 +48,14 @@ def write(
         "initializer_range": 0.1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 20.0},
     }
-    config = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}[arch](**shape)
+    if arch == "qwen3_moe":
+        shape |= {
+            "head_dim": hidden // heads,
+            "moe_intermediate_size": hidden,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        }
+    config = transformers.AutoConfig.for_model(arch, **shape)
     auto: Any = {
         "causal": transformers.AutoModelForCausalLM,
         "reward": transformers.AutoModelForSequenceClassification,

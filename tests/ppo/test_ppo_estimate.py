@@ -39,20 +39,27 @@ def count(model, *, trained=False):
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_parameters_are_counted_exactly(folders, arch):
-    shape, model = shapes.read(folders[arch]), Model()
-    assert shape.count == count(models.actor(model, folders[arch], seed=0))
-    assert shape.scorer == count(models.critic(model, folders[arch]))
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return tiny.write(tmp_path_factory.mktemp("mixture"), arch="qwen3_moe", hidden=32, layers=2)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama", "qwen3_moe"])
+def test_parameters_are_counted_exactly(folders, mixture, arch):
+    folder = folders.get(arch, mixture)
+    shape, model = shapes.read(folder), Model()
+    assert shape.count == count(models.actor(model, folder, seed=0))
+    assert shape.scorer == count(models.critic(model, folder))
     assert shapes.read(folders["reward"]).reward == count(models.reward_model(model, folders["reward"]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_a_reference_takes_the_memory_that_the_plan_says(folders, arch, dtype):
-    ref = models.reference(Model(dtype=dtype), folders[arch])
+@pytest.mark.parametrize("arch", ["qwen2", "llama", "qwen3_moe"])
+def test_a_reference_takes_the_memory_that_the_plan_says(folders, mixture, arch, dtype):
+    folder = folders.get(arch, mixture)
+    ref = models.reference(Model(dtype=dtype), folder)
     (line,) = (
-        line for line in estimate.read(tree(folders[arch], model={"dtype": dtype})).memory
+        line for line in estimate.read(tree(folder, model={"dtype": dtype})).memory
         if (line.role, line.what) == ("ref", "weights")
     )  # fmt: skip
     assert line.bytes == sum(p.numel() * p.element_size() for p in ref.parameters())
@@ -66,7 +73,9 @@ def test_adapters_are_counted_exactly(folders, targets):
     assert shape.count + shape.adapters(3, targets) == count(actor)
 
 
-@pytest.mark.parametrize(("arch", "checkpointing"), [("qwen2", False), ("llama", False), ("llama", True)])
+@pytest.mark.parametrize(
+    ("arch", "checkpointing"), [("qwen2", False), ("llama", False), ("llama", True), ("qwen3_moe", False)]
+)
 @pytest.mark.parametrize(("prompt", "answer", "micro"), [(6, 4, 4), (60, 40, 4), (30, 30, 8)])
 def test_activations_are_estimated_within_a_factor(tmp_path, arch, checkpointing, prompt, answer, micro):
     path = tiny.write(tmp_path, arch=arch, hidden=64, layers=4, positions=128)

@@ -28,12 +28,21 @@ def outcome(gang: Nodes) -> dict[int, str]:
     return digests(gang.run_dir)
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "grpo"])
-def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str):
+@pytest.mark.parametrize(
+    ("algorithm", "arch", "how"),
+    [
+        pytest.param("ppo", "qwen2", "tp", marks=pytest.mark.slow),
+        ("grpo", "qwen2", "tp"),
+        pytest.param("ppo", "qwen2", "cp", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "tp", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "cp", marks=pytest.mark.slow),
+    ],
+)
+def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str, arch: str, how: str):
     conf = small(tmp_path)
     more = {"algorithm": "grpo", "group": 4, "kl": {"where": "off"}} if algorithm == "grpo" else {"kl": {"coef": 0.01}}
     conf["ppo"] = {"batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "critic_lr": 4e-3, **more}
-    conf["model"] = {"path": tiny.write(tmp_path / "small", hidden=32, layers=1), "tp": 2}
+    conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1), how: 2}
     conf["node"] = {"workers": 2}
     with nodes(tmp_path / "one", conf, copies=1) as gang:
         gang.plan("n0", "n1")

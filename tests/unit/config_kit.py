@@ -5,7 +5,7 @@ RENAMED = {
     "job": "job.name",
     "level": "job.level",
     "lanes": "lanes.count",
-    "team": "model",
+    "team": "model.tp",
     "steps": "job.steps",
     "copies": "vault.copies",
     "retry_s": "store.retry",

@@ -236,19 +236,11 @@ CASES = [
     ),
     Case(
         "model.tp",
-        "must divide node.workers",
-        ["job.program=train.py", "node.workers=3", "model.tp=2", "lanes.count=64"],
-        "3 workers of a node are no teams of 2",
-        ["node.workers=4"],
-        "Set node.workers: 4, or another tp.",
-    ),
-    Case(
-        "model.tp",
         "below job.level exact",
         ["job.program=train.py", "job.level=supervised", "node.workers=2", "model.tp=2"],
-        "it is 2 at job.level supervised",
+        "it is 2, at job.level supervised",
         ["model.tp=1"],
-        "Leave tp out, or set job.level: exact.",
+        "Leave tp and cp out, or set job.level: exact.",
     ),
     Case(
         "model.tp",
@@ -265,6 +257,22 @@ CASES = [
         "it is 2, with model.lora.rank: 4",
         ["model.lora.rank=0"],
         "or leave model.lora.rank at its default",
+    ),
+    Case(
+        "model.tp",
+        "x model.cp must divide node.workers",
+        ["job.program=train.py", "node.workers=6", "model.tp=2", "model.cp=2", "lanes.count=64"],
+        "6 workers of a node are no teams of 4",
+        ["node.workers=8"],
+        "Set node.workers: 8, or another tp or cp.",
+    ),
+    Case(
+        "model.cp",
+        "whose tokens cannot be shared",
+        ["node.workers=2", "model.cp=2", "model.value_head=tied"],
+        "it is 2, with model.value_head: tied",
+        ["model.value_head=separate"],
+        "Set cp: 1, or attention: sdpa and value_head: separate.",
     ),
     Case(
         "lanes.exact",
@@ -923,8 +931,9 @@ def test_every_relation_has_a_case(tmp_path: Path) -> None:
     assert len(CASES) == len(RELATIONS)
 
 
-def test_lanes_are_counted_against_teams(tmp_path: Path) -> None:
-    (found,) = judged(tmp_path, ["job.program=train.py", "node.workers=8", "model.tp=2"]).findings
+@pytest.mark.parametrize("how", [["model.tp=2"], ["model.cp=2"]])
+def test_lanes_are_counted_against_teams(tmp_path: Path, how: list[str]) -> None:
+    (found,) = judged(tmp_path, ["job.program=train.py", "node.workers=8", *how]).findings
     assert found.key == "lanes.count"
     assert found.values.startswith("8 lanes are fewer than 32 teams of workers")
     assert found.remedy == "Raise lanes.count to 32 before the job starts, or lower max_nodes to 2."

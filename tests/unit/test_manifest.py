@@ -29,6 +29,7 @@ FACTS = Conditions(
     config="abc",
     threads=1,
     tp=2,
+    cp=4,
     isa="AVX2",
     versions={"torch": "2.13"},
 )
@@ -98,7 +99,7 @@ def test_a_whole_document_of_another_kind_or_format_is_refused_with_a_sentence()
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("lanes", 4), ("batch", 32), ("data", "other:7"), ("job", "sft"), ("tp", 4)]
+    ("name", "value"), [("lanes", 4), ("batch", 32), ("data", "other:7"), ("job", "sft"), ("tp", 4), ("cp", 2)]
 )
 def test_changed_lanes_batch_or_data_are_refused_and_can_be_allowed(name: str, value: object):
     now = replace(FACTS, **{name: value})

@@ -161,7 +161,10 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     done = plan(f"model.path={tmp_path}")
     assert done.returncode == 2
-    assert "'mamba', whose size is not known here; known are llama, mistral, qwen2, qwen3" in done.stderr
+    assert (
+        "'mamba', whose size is not known here; known are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"
+        in done.stderr
+    )
 
 
 def test_planning_imports_no_torch() -> None:
