@@ -273,8 +273,8 @@ def _team_notes(tree: Tree) -> tuple[str, ...]:
     if tp > 1:
         said.append(
             f"A model is cut up between {tp} workers (model.tp): P and T of what trains are one worker's, W counts models. "
-            "What each has whole, such as norms and routers, comes on top. Activations and seconds are those of one worker "
-            "that has it all, so upper bounds. The collectives inside of a layer are not in the bytes."
+            "What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it all, so "
+            "upper bounds. The collectives inside of a layer are not in the bytes."
         )
     if cp > 1:
         said.append(
@@ -411,8 +411,9 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
         if role.strategy is None:
             continue
         kept = role.shape.saved(
-            tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing, sharers=tree.model.cp
-        )
+            tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing, sharers=tree.model.cp,
+            cuts=tree.model.tp,
+        )  # fmt: skip
         # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
         more = 4 * role.shape.logits(answers) if role.head else 0
         logits = f" + 4 B x 4 x logits {role.shape.logits(answers):,}" if role.head else ""
@@ -433,8 +434,11 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
         return []
     rows = max(rows_at_once(tree), 8)
     tokens = sum(sizes.asked(tree))
-    size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
-    formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
+    cached = actor.cached // tree.model.tp  # each member has its own heads
+    size = WIDE * rows * tokens * cached * (1 + 1 / actor.layers)
+    formula = (
+        f"4 B x {rows} rows x {tokens} tokens x {cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
+    )
     what = "KV cache"
     if engine == "torch" and _sharded(tree) and tree.rollout.gather:
         size += WIDE * actor.count

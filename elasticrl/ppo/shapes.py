@@ -149,9 +149,9 @@ class Shape:
         chosen = [linear for linear in self.linears if not targets or linear.name in targets]
         return self.layers * sum(rank * (linear.inputs + linear.outputs) for linear in chosen)
 
-    def saved(self, tokens: int, answer: int, *, checkpointing: bool, sharers: int = 1) -> int:
+    def saved(self, tokens: int, answer: int, *, checkpointing: bool, sharers: int = 1, cuts: int = 1) -> int:
         """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head. So many `sharers` have the
-        tokens of the layers between them.
+        tokens of the layers between them, and heads and matrices are cut into so many parts.
 
         A layer keeps for each token 6 H (two norms: what came in, normed, scaled), 5 Q (queries, keys, values, what came out of
         attention, twice; norms of queries and keys keep 3 (Q + K) / 2 more), 4 I (gate before and after its activation, up,
@@ -160,8 +160,10 @@ class Shape:
         """
         here = -(-tokens // sharers)
         norms = 3 * (self.q + self.kv) // 2 if self.kind.qk_norm else 0
-        inner = self.chosen * (2 * self.hidden + 4 * self.inner + 8) + self.experts if self.experts else 4 * self.inner
-        layer = here * (6 * self.hidden + 5 * self.q + norms + inner + self.heads)
+        cut = 5 * self.q + norms + self.heads + (0 if self.experts else 4 * self.inner)
+        # A member has rows for the experts of all others as well.
+        mixed = self.chosen * (2 * self.hidden + 4 * self.inner + 8) + self.experts if self.experts else 0
+        layer = here * (6 * self.hidden + cut // cuts + mixed)
         layers = self.layers * here * self.hidden + layer if checkpointing else self.layers * layer
         return layers + 4 * tokens * self.hidden + answer * self.hidden + self.logits(answer)
 

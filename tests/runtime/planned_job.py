@@ -21,9 +21,9 @@ SIZES: dict[str, Any] = {
 KINDS = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "gemma": {"head_dim": 8}, "phi": {},
     "llama-tied": {"tie_word_embeddings": True},
-    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe-dense": {
-        "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [0],
+        "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0],
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip

@@ -210,7 +210,9 @@ def test_values_are_in_the_order_of_the_schema() -> None:
 # The examples
 
 
-@pytest.mark.parametrize("name", ["one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl"])
+@pytest.mark.parametrize(
+    "name", ["one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl", "dense-32b", "mixture-235b"]
+)
 def test_each_example_loads_without_a_finding_and_is_commented(name: str) -> None:
     file = ROOT / "configs" / f"{name}.yaml"
     loaded = read(file, (), {})
@@ -227,6 +229,8 @@ def test_all_examples_are_tested() -> None:
         "own-trainer",
         "tools",
         "trl",
+        "dense-32b",
+        "mixture-235b",
     }
 
 
@@ -236,7 +240,7 @@ def test_the_cluster_example_has_every_section() -> None:
 
 
 def test_what_show_prints_loads_to_the_same_tree(tmp_path: Path) -> None:
-    for name in ("one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl"):
+    for name in ("one-machine", "two-nodes", "cluster", "own-trainer", "tools", "trl", "dense-32b", "mixture-235b"):
         loaded = read(ROOT / "configs" / f"{name}.yaml", (), {})
         assert loaded.tree is not None
         file = tmp_path / "shown.yaml"

@@ -34,7 +34,9 @@ OVERRIDES = (
 ENVIRON = {"ELASTICRL__VAULT__LINGER": "7s"}
 
 
-@pytest.mark.parametrize("name", ["cluster", "two-nodes", "one-machine", "own-trainer", "tools", "trl"])
+@pytest.mark.parametrize(
+    "name", ["cluster", "two-nodes", "one-machine", "own-trainer", "tools", "trl", "dense-32b", "mixture-235b"]
+)
 def test_the_loader_reads_the_handed_over_file_back_to_the_same_tree(name: str, tmp_path: Path) -> None:
     tree = load(CONFIGS / f"{name}.yaml", OVERRIDES, ENVIRON)
     file = tmp_path / "config.yaml"
@@ -44,7 +46,9 @@ def test_the_loader_reads_the_handed_over_file_back_to_the_same_tree(name: str, 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", ["cluster", "two-nodes", "one-machine", "own-trainer", "tools", "trl"])
+@pytest.mark.parametrize(
+    "name", ["cluster", "two-nodes", "one-machine", "own-trainer", "tools", "trl", "dense-32b", "mixture-235b"]
+)
 def test_a_password_stays_with_the_daemon_and_the_file_can_be_read_without_it(name: str, tmp_path: Path) -> None:
     secret = {"ELASTICRL__STORE__PASSWORD": "geheim"}
     tree = load(CONFIGS / f"{name}.yaml", ("store.username=u", "store.password_file=null", *OVERRIDES), secret)

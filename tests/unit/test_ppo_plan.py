@@ -17,9 +17,9 @@ SHAPE = {
 OWN = ("job.program=train.py", "model.path=null", "model.strategy=fsdp", "store.embedded=true")
 
 
-def plan(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+def plan(*arguments: object, config: Path = CONFIG, **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")}
-    command = [sys.executable, "-m", "elasticrl.cli.main", "plan", str(CONFIG), *map(str, arguments)]
+    command = [sys.executable, "-m", "elasticrl.cli.main", "plan", str(config), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean | {"COLUMNS": "200"} | more)
 
 
@@ -27,6 +27,31 @@ def plan(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
 def large(tmp_path: Path) -> str:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     return f"model.path={tmp_path}"
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("dense-32b", "32.8B"), ("mixture-235b", "235B")])
+def test_what_large_examples_say_of_themselves_fits_their_cards(name: str, parameters: str) -> None:
+    config = ROOT / "configs" / f"{name}.yaml"
+    command = f"elasticrl plan configs/{name}.yaml --parameters {parameters} --memory 131GiB"
+    assert command in " ".join(line.removeprefix("# ") for line in config.read_text().splitlines())
+    done = plan("--parameters", parameters, "--memory", "131GiB", config=config)
+    assert done.returncode == 0, done.stderr
+    assert "are left for that" in done.stdout
+
+
+def test_what_members_of_a_team_share_is_divided(large: str) -> None:
+    conf = ("node.workers=4", "membership.max_nodes=2", "lanes.count=8", "ppo.batch=64", "ppo.mini_batch=64")
+
+    def figures(*more: str) -> dict[tuple[str, str], int]:
+        found = json.loads(plan(large, *conf, *more, "--json").stdout)
+        return {(line["role"], line["what"]): line["bytes"] for line in (*found["memory"], *found["transient"])}
+
+    plain, cut, shared = figures(), figures("model.tp=2"), figures("model.cp=2")
+    for what in ("weights", "optimizer"):
+        assert shared["actor", what] == plain["actor", what], "the optimizer is spread over all of them"
+    assert cut["actor", "weights"] * 2 == pytest.approx(plain["actor", "weights"])
+    assert cut["rollout", "KV cache"] * 2 == plain["rollout", "KV cache"] == shared["rollout", "KV cache"]
+    assert shared["actor", "activations"] < cut["actor", "activations"] < plain["actor", "activations"]
 
 
 def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
