@@ -122,7 +122,8 @@ class Strategy(ABC):
 
     def dealt(self, *, ghosts: bool) -> tuple[Turn, ...]:
         """Those that it was dealt, by their lanes."""
-        return tuple(replace(turn, lane=turn.lane % self.lanes) for turn in self.deal.turns(self.rank, ghosts=ghosts))
+        turns = self.deal.turns(self.rank, ghosts=ghosts)
+        return turns if self.sharers == 1 else tuple(replace(turn, lane=turn.lane % self.lanes) for turn in turns)
 
     def leaf(self, lane: int) -> int:
         """This rank's leaf of a lane in the tree of sums."""

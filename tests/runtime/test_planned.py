@@ -46,6 +46,18 @@ def test_members_that_share_tokens_compute_what_one_process_does(workers: Worker
     assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "llama-tied"])
+def test_a_team_that_shares_layers_and_tokens_computes_what_one_process_does(kind: str):
+    gang = Workers(4)
+    try:
+        found = gang.run(planned_job.split, 4, generation=next(GENERATION), kind=kind, cuts=2, num_key_value_heads=4)
+    finally:
+        gang.close()
+    assert all(one == found[0] for one in found)
+    assert {name: apart for name, apart in found[0].items() if apart > CLOSE} == {}
+
+
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
     for whole, half in workers.run(planned_job.kept_bytes, 2, generation=next(GENERATION), length=200):
         assert half < 0.56 * whole

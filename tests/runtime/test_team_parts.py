@@ -8,6 +8,7 @@ import pytest
 import team_parts
 from forked_workers import Workers
 
+from elasticrl.config.training import Model
 from elasticrl.contract.orders import Place
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.team import check_team
@@ -47,8 +48,11 @@ def test_a_rank_carries_its_teams_lanes():
 
 
 def test_a_node_with_another_size_of_teams_than_the_plan_is_told_so():
-    check_team(2, PLACE)
-    with pytest.raises(Misuse, match="the job's plan has teams of 2"):
-        check_team(4, PLACE)
+    check_team(Model(tp=2), PLACE)
+    check_team(Model(cp=2), PLACE)
+    with pytest.raises(Misuse, match=r"model.tp is 4 in .* the job's plan has teams of 2"):
+        check_team(Model(tp=4), PLACE)
+    with pytest.raises(Misuse, match=r"model.tp x model.cp is 2 x 2 in .* the job's plan has teams of 2"):
+        check_team(Model(tp=2, cp=2), PLACE)
     with pytest.raises(Misuse, match="one process alone is no team"):
-        check_team(2, replace(PLACE, world=1, rank=0, team=1))
+        check_team(Model(tp=2), replace(PLACE, world=1, rank=0, team=1))

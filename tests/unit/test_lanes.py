@@ -158,3 +158,30 @@ def test_what_the_ranks_send_is_the_whole_tree_and_little(lanes: int):
         if lanes % world == 0 and (lanes // world).bit_count() == 1:
             assert all(len(mine) == 1 for mine in sent), "one subtree each: the bytes of a reduce-scatter"
         assert all(len(mine) <= 2 * lanes.bit_length() for mine in sent)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("lanes", [1, 2, 5, 8, 12])
+def test_what_members_add_up_of_lanes_that_they_share_is_one_sum_for_any_number_of_teams(lanes: int, members: int):
+    values = awkward(lanes * members, random.Random(lanes))
+    expected = reference(values, Node(0, lanes * members))
+    for teams in range(1, lanes + 1):
+        for dealt in (Deal.contiguous, Deal.interleaved):
+            deal = dealt(lanes, teams).shared(members)
+            fold = Fold(deal.lanes, add)
+            for rank in range(deal.world):
+                carried = deal.carried[rank]
+                assert [leaf % lanes for leaf in carried] == list(dealt(lanes, teams).carried[rank // members])
+                own = Fold(deal.lanes, add)
+                for leaf in carried:
+                    own.put(Node(leaf, leaf + 1), values[leaf])
+                for node, value in own.parts.items():
+                    fold.put(node, value)
+            assert fold.total() == expected
+
+
+def test_members_that_share_lanes_keep_no_more_rows_than_ranks_do_without():
+    assert Deal.contiguous(8, 2).subtrees(0) == (Node(0, 4),)
+    assert [Deal.contiguous(8, 2).shared(2).subtrees(rank) for rank in range(4)] == [
+        (Node(0, 4),), (Node(8, 12),), (Node(4, 8),), (Node(12, 16),),
+    ]  # fmt: skip
