@@ -132,6 +132,7 @@ def of(
     tree: Tree, models: Mapping[str, Shape], *, workers: int | None = None, memory_bytes: int | None = None
 ) -> Estimate:
     """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
+    _check_divides(tree, models["actor"])
     world = _carriers(tree, workers) * tree.model.cp
     roles = [_part(role, tree.model.tp) for role in _roles(tree, models)]
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
@@ -258,6 +259,19 @@ def _carriers(tree: Tree, workers: int | None) -> int:
     """What lanes are dealt to, of so many workers, else of the most that may train: as many workers, or teams."""
     most = (workers or tree.membership.max_nodes * tree.node.workers) // tree.model.team
     return max(1, min(most, tree.lanes.count))
+
+
+def _check_divides(tree: Tree, actor: Shape) -> None:
+    """ShapeError where a team could not share the model."""
+    tp, cp = tree.model.tp, tree.model.cp
+    counts = (
+        ("num_attention_heads", actor.heads, tp * cp, "model.tp x model.cp" if cp > 1 else "model.tp"),
+        ("num_key_value_heads", actor.kv_heads, tp, "model.tp"),
+        ("the number of experts", actor.experts, tp, "model.tp"),
+    )
+    for what, count, size, keys in counts:
+        if count % size:
+            raise shapes.ShapeError(f"{keys} is {size}, and does not divide {what}, which is {count}: set another one.")
 
 
 def _part(role: Role, members: int) -> Role:

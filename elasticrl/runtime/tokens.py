@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import lcm
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -39,7 +40,6 @@ KINDS: Final = ("gemma", "llama", "mistral", "mixtral", "phi", "qwen2", "qwen3",
 PLAIN: Final = ("eager", "sdpa")  # attention that is computed for a part of the heads as it is
 PREFIX: Final = "elasticrl_"  # what the same is called where members exchange around it
 KEY: Final = "elasticrl_split"  # how a model hands a pass's split down to its layers
-HEADS: Final = ("num_attention_heads", "num_key_value_heads")
 NOISE: Final = ("attention_dropout", "router_jitter_noise")  # what configurations call random numbers inside of layers
 
 
@@ -154,11 +154,9 @@ def check_known(model: nn.Module, role: str, tokens: Tokens) -> None:
 
 
 def _check(config: Any, base: Any, size: int, cuts: int) -> None:
-    for key in HEADS:
-        count = getattr(config, key)
-        if count % (size * cuts):
-            of = f"model.tp x model.cp: {cuts} x {size}" if cuts > 1 else f"model.cp: {size}"
-            raise Misuse(f"{key} is {count}, which is not divisible by {of}. Set another cp.")
+    if (count := config.num_attention_heads) % (size * cuts):
+        of = f"model.tp x model.cp: {cuts} x {size}" if cuts > 1 else f"model.cp: {size}"
+        raise Misuse(f"num_attention_heads is {count}, which is not divisible by {of}. Set another cp.")
     noise = [f"{key}: {getattr(config, key)}" for key in NOISE if getattr(config, key, None)]
     drops = {
         f"a dropout of {one.p}"
@@ -321,20 +319,39 @@ def _registered(plain: str) -> str:
     def attend(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
     ) -> tuple[torch.Tensor, Any]:
-        own: Any = sys.modules[type(module).__module__]  # where each kind of model has its own eager attention
-        attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(plain, own.eager_attention_forward)
+        attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(plain, _eager(module))
         split: _Split | None = more.pop(KEY, None)
         if split is None:
             found: tuple[torch.Tensor, Any] = attention(module, query, key, value, mask, **more)
             return found
+        times = lcm(key.shape[1], split.tokens.size) // key.shape[1]  # of heads that each member gets a whole number
+        key, value = (part.repeat_interleave(times, 1) if times > 1 else part for part in (key, value))
         query, key, value = (split.heads(part) for part in (query, key, value))
-        out, _ = attention(module, query, key, value, mask, **more)
+        with _grouped(module, times):
+            out, _ = attention(module, query, key, value, mask, **more)
         return split.back(out), None
 
     name = PREFIX + plain
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[plain])
     return name
+
+
+def _eager(module: nn.Module) -> Any:
+    """The plain attention of a module's kind, which lies beside its class: FSDP2 may have put another one around that."""
+    beside = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+    return next(getattr(one, "eager_attention_forward") for one in beside if hasattr(one, "eager_attention_forward"))
+
+
+@contextmanager
+def _grouped(module: Any, times: int) -> Iterator[None]:
+    """Inside, so many times fewer heads share a key's: attention asks its module how many."""
+    groups = module.num_key_value_groups
+    module.num_key_value_groups = groups // times
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = groups
 
 
 @contextmanager

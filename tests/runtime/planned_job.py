@@ -91,7 +91,7 @@ def _apart(one: torch.Tensor, other: Any) -> float:
 
 def split(
     rank: int, world: int, store: dist.Store, *, generation: int, kind: str, cuts: int = 1, pad: str = "", length: int = 9,
-    attention: str = "eager", checkpointing: bool = False, **more: Any,
+    attention: str = "eager", checkpointing: bool = False, **sizes: Any,
 ) -> dict[str, float]:  # fmt: skip
     """The same where members share tokens, of each parameter's gradient added up over them; `pad`: on which side some rows are
     shorter.
@@ -100,8 +100,8 @@ def split(
     limit = timedelta(seconds=30)
     team = form_team(gang.group, cuts, form_s=limit, limit=limit) if cuts > 1 else None
     tokens = form_tokens(gang.group, world // cuts, cuts=cuts, form_s=limit, limit=limit)
-    plain = whole(kind, attention, **more)
-    shared = share(whole(kind, attention, **more), tokens.on(team.mesh("cpu")) if team else tokens.mesh("cpu"))
+    plain = whole(kind, attention, **sizes)
+    shared = share(whole(kind, attention, **sizes), tokens.on(team.mesh("cpu")) if team else tokens.mesh("cpu"))
     if checkpointing:
         shared.train()
         shared.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -21,7 +21,7 @@ ROWS, LENGTH, WORDS = 3, 9, 64
 
 def built(kind: str, mesh: DeviceMesh | None, *, fsdp: bool) -> nn.Module:
     """In sizes that FSDP2 can cut further. Without a mesh it is whole."""
-    sizes = {**SIZES, "num_key_value_heads": 4, "vocab_size": WORDS, "tie_word_embeddings": False, **KINDS[kind]}
+    sizes = {**SIZES, "vocab_size": WORDS, "tie_word_embeddings": False, **KINDS[kind]}
     config = transformers.AutoConfig.for_model(kind, **sizes)
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     if mesh is not None:

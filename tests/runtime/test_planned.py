@@ -38,6 +38,8 @@ def test_a_team_computes_what_one_process_does_and_each_member_has_about_half(wo
         ("qwen3", {"pad": "right", "attention": "sdpa"}),
         ("llama", {"checkpointing": True, "attention": "sdpa"}),
         ("llama", {"length": 1}),
+        ("llama", {"num_key_value_heads": 1, "attention": "sdpa"}),
+        ("qwen2", {"num_key_value_heads": 1}),
     ],
 )
 def test_members_that_share_tokens_compute_what_one_process_does(workers: Workers, kind: str, how: dict[str, Any]):
@@ -51,7 +53,7 @@ def test_members_that_share_tokens_compute_what_one_process_does(workers: Worker
 def test_a_team_that_shares_layers_and_tokens_computes_what_one_process_does(kind: str):
     gang = Workers(4)
     try:
-        found = gang.run(planned_job.split, 4, generation=next(GENERATION), kind=kind, cuts=2, num_key_value_heads=4)
+        found = gang.run(planned_job.split, 4, generation=next(GENERATION), kind=kind, cuts=2)
     finally:
         gang.close()
     assert all(one == found[0] for one in found)
@@ -65,7 +67,7 @@ def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
 
 def test_models_whose_tokens_cannot_be_shared_are_refused_by_name(workers: Workers):
     cases = [
-        ("llama", {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
+        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 36}, "num_attention_heads is 3"),
         ("llama", {"attention_dropout": 0.1}, "attention_dropout: 0.1"),
         ("phi", {"resid_pdrop": 0.1}, "a dropout of 0.1"),
         ("gpt2", {"n_layer": 1}, "is not known for a gpt2"),

@@ -39,6 +39,21 @@ def test_what_large_examples_say_of_themselves_fits_their_cards(name: str, param
     assert "are left for that" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (["model.tp=8"], "model.tp is 8, and does not divide num_attention_heads, which is 28"),
+        (["model.tp=7", "node.workers=7"], "model.tp is 7, and does not divide num_key_value_heads, which is 4"),
+        (["model.tp=4", "model.cp=2"], "model.tp x model.cp is 8, and does not divide num_attention_heads"),
+    ],
+)
+def test_a_model_that_a_team_cannot_share_is_refused(large: str, how: list[str], said: str) -> None:
+    conf = ("node.workers=8", "membership.max_nodes=2", "lanes.count=8", "ppo.batch=64", "ppo.mini_batch=64")
+    done = plan(large, *conf, *how)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 def test_what_members_of_a_team_share_is_divided(large: str) -> None:
     conf = ("node.workers=4", "membership.max_nodes=2", "lanes.count=8", "ppo.batch=64", "ppo.mini_batch=64")
 
