@@ -340,7 +340,7 @@ def _registered(plain: str) -> str:
 def _eager(module: nn.Module) -> Any:
     """The plain attention of a module's kind, which lies beside its class: FSDP2 may have put another one around that."""
     beside = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-    return next(getattr(one, "eager_attention_forward") for one in beside if hasattr(one, "eager_attention_forward"))
+    return next(one.eager_attention_forward for one in beside if hasattr(one, "eager_attention_forward"))
 
 
 @contextmanager
