@@ -81,6 +81,7 @@ def refused(rank: int, world: int, store: dist.Store, *, generation: int, kind: 
     except Misuse as error:
         return str(error)
     finally:
+        dist.barrier()  # who is refused at once would leave while another still connects
         gang.leave()
     return ""
 
@@ -162,5 +163,6 @@ def refused_tokens(rank: int, world: int, store: dist.Store, *, generation: int,
     except Misuse as error:
         return str(error)
     finally:
+        dist.barrier()  # who is refused at once would leave while another still connects
         gang.leave()
     return ""
