@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import transformers
 from planned_job import KINDS, SIZES
+from run_job import tell
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -46,6 +47,8 @@ def main() -> None:
     options.add_argument("--steps", type=int)
     options.add_argument("--step-ms", type=float, default=0.0)
     options.add_argument("--faults", default="")
+    options.add_argument("--history", default="")
+    options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--kind", default="qwen3")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
@@ -57,6 +60,7 @@ def main() -> None:
                 partial(built, args.kind, fsdp=fsdp) if run.tree.model.team > 1 else built(args.kind, None, fsdp=False)
             )
         run.register(model=model, optimizer=AdamW(lr=1e-2), data=cursor)
+        told = 0
         for _ in run.steps(args.steps):
             for lane in run.lanes():
                 tokens = torch.stack([data(sample.index) for sample in lane.ids()])
@@ -71,3 +75,9 @@ def main() -> None:
             found = run.update(max_norm=0.5)
             if found is not None:
                 print("made", found.tally.sums["loss"], found.norm, flush=True)
+            told = tell(run, args.history, told)
+        tell(run, args.history, told)
+
+
+if __name__ == "__main__":
+    main()

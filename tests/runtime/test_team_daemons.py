@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,27 +13,42 @@ from gang_kit import Nodes
 from chaos.live.local import Job
 from tests.daemon.runtime_kit import PROGRAM, ends_as_if_undisturbed
 
+SPOKEN = Path(__file__).with_name("spoken_job.py")
 
-def one_team(_job: Job, folder: Path, steps: int) -> Path:
+
+def one_team(how: str, program: Path, _job: Job, folder: Path, steps: int) -> Path:
     """The same job on one team that nothing happens to; where it left its chronicle."""
-    conf = {"model": {"tp": 2}, "node": {"workers": 2}}
-    with Nodes(folder, steps=steps, copies=1, conf=conf) as nodes:
+    conf = {"model": {how: 2}, "node": {"workers": 2}}
+    with Nodes(folder, steps=steps, copies=1, conf=conf, program=program.stem, args=ARGS[program]) as nodes:
         nodes.plan("n0", "n1")
         nodes.until_done(within_s=120.0)
         return nodes.run_dir
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(tmp_path: Path, kills: int):
+ARGS = {PROGRAM: (), SPOKEN: ("--kind", "qwen3_moe")}
+
+
+@pytest.mark.parametrize(
+    ("how", "program", "kills"),
+    [
+        ("tp", PROGRAM, 3),
+        pytest.param("tp", PROGRAM, 12, marks=pytest.mark.slow),
+        pytest.param("tp", SPOKEN, 10, marks=pytest.mark.slow),
+        pytest.param("cp", SPOKEN, 11, marks=pytest.mark.slow),
+    ],
+)
+def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(
+    tmp_path: Path, how: str, program: Path, kills: int
+):
     conf = {
-        "job": {"program": str(PROGRAM), "seed": 7},
+        "job": {"program": str(program), "seed": 7},
         "node": {"workers": 2},
-        "model": {"tp": 2},
+        "model": {how: 2},
         "checkpoint": {"every": 40},
         "lanes": {"digest": "full"},
     }
     chance = random.Random(kills)
-    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", *ARGS[program])) as job:
         job.start("n0", "n1")
         job.until_steps(4, within_s=90.0, count=2)
         for _ in range(kills):
@@ -51,4 +67,4 @@ def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(t
         newest = max(line.step for line in job.sealed() if line.at < at)
         assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
         job.ask("n0", "stop")
-        ends_as_if_undisturbed(job, tmp_path, one_team)
+        ends_as_if_undisturbed(job, tmp_path, partial(one_team, how, program))
