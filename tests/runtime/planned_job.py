@@ -51,12 +51,16 @@ def one_pass(model: nn.Module, mask: torch.Tensor | None = None, length: int = 9
     return {"logits": out.logits.detach() * seen[..., None], "aux": aux.detach().clone()}
 
 
-def compare(rank: int, world: int, store: dist.Store, *, generation: int, kind: str) -> dict[str, float]:
+def compare(
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, experts: str = ""
+) -> dict[str, float]:
     """The greatest differences of logits and of each parameter's gradient, relative to the greatest number in it."""
     gang = form(generation=generation, rank=rank, world=world, store=store)
     limit = timedelta(seconds=30)
     team = form_team(gang.group, world, form_s=limit, limit=limit)
     plain, shared = whole(kind), share(whole(kind), team.mesh("cpu"))
+    for model in (plain, shared) if experts else ():
+        model.config._experts_implementation = experts
     expected, found = one_pass(plain), one_pass(shared)
     differences = {name: _apart(found[name], expected[name]) for name in expected}
     theirs = dict(plain.named_parameters())

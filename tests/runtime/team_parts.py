@@ -13,6 +13,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import SGD
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.team import form_team
+from elasticrl.runtime.tokens import form_tokens
 
 
 def one_update(
@@ -39,6 +40,33 @@ def one_update(
             tally.add(loss=loss.item() + rank * unlike)
             strategy.done()
         return strategy.update().norm
+    except Misuse as error:
+        return str(error)
+    finally:
+        gang.leave()
+
+
+def one_update_of_shared_tokens(
+    rank: int, world: int, store: dist.Store, *, generation: int, unlike: bool = False
+) -> str | float:
+    """The same of ranks that have a lane's tokens between them, here some of its rows each."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    limit = timedelta(seconds=30)
+    tokens = form_tokens(gang.group, world, cuts=1, form_s=limit, limit=limit)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    try:
+        deal = Deal.contiguous(1, 1).shared(world)
+        strategy = Replicated(model, lambda _name: SGD(lr=0.1), deal=deal, rank=rank, group=gang.group, tokens=tokens)
+        for turn in strategy.turns:
+            assert turn.lane == 0, "a script's lanes are the job's"
+            tally = strategy.begin(turn)
+            model(torch.ones(5, 6)[rank::world]).square().sum().backward()
+            tally.add(loss=2.5 + rank * unlike)
+            strategy.done()
+        found = strategy.update()
+        assert found.tally.sums == {"loss": 2.5}, "a lane's tally counts once"
+        return found.norm
     except Misuse as error:
         return str(error)
     finally:

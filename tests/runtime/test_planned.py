@@ -19,6 +19,14 @@ def workers() -> Iterator[Workers]:
     gang.close()
 
 
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
+def test_experts_that_are_dealt_compute_the_same_in_each_of_their_ways(workers: Workers, experts: str):
+    first, second = workers.run(planned_job.compare, 2, generation=next(GENERATION), kind="mixtral", experts=experts)
+    first.pop("elements"), second.pop("elements"), first.pop("of"), second.pop("of")
+    assert first == second, "the members see the same"
+    assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
+
+
 @pytest.mark.parametrize("kind", planned_job.KINDS)
 def test_a_team_computes_what_one_process_does_and_each_member_has_about_half(workers: Workers, kind: str):
     first, second = workers.run(planned_job.compare, 2, generation=next(GENERATION), kind=kind)

@@ -38,6 +38,13 @@ def test_members_that_tally_different_numbers_of_one_lane_are_named(workers: Wor
         assert "Ranks 0 and 1 are one team and tallied different numbers of the same lanes" in said
 
 
+def test_members_that_share_tokens_add_up_to_one_lane_and_have_to_tally_alike(workers: Workers):
+    first, second = workers.run(team_parts.one_update_of_shared_tokens, 2, generation=next(GENERATION))
+    assert first == second == pytest.approx(team_parts.norm_of_the_whole(), rel=1e-5)
+    for said in workers.run(team_parts.one_update_of_shared_tokens, 2, generation=next(GENERATION), unlike=True):
+        assert "Ranks 0 and 1 are one team and tallied different numbers of the same lanes" in said
+
+
 PLACE = Place(generation=3, born=1, rank=5, world=8, all_lanes=8, team=2)
 
 
