@@ -124,11 +124,14 @@ def _beyond_teams(t: Tree) -> list[str]:
     """
     usual = {"rollout.engine": "torch", "model.lora.rank": 0, "evaluate.every": 0}
     off = {None, "none", "replicated"}
+    trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
     found: list[str] = []
     for key in _NO_TEAMS:
         value: Any = t
         for word in key.split("."):
             value = getattr(value, word)
+        if t.model.tp == 1 and key in trained and value == "fsdp":
+            continue  # who shares tokens alone has whole layers, which it may cut as others do
         if value != usual[key] if key in usual else value not in off:
             found.append(f"{key}: {value}")
     return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]

@@ -38,6 +38,7 @@ from elasticrl.ppo.staleness import staleness_of
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
+from elasticrl.runtime.tokens import share_tokens, tokens_of
 from elasticrl.runtime.trained import strategy_of
 
 if TYPE_CHECKING:
@@ -306,7 +307,9 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
                 models.fill(model, paths[role])
 
         made = frozen.within(role, make)
-        return shared(made, device) if tree.model.team > 1 else given_as(strategy, made, device, fill)
+        if tree.model.team > 1 and strategy == "replicated":
+            return shared(made, device)
+        return given_as(strategy, made, device, fill)
 
     return {role: given(role) for role in roles}
 
@@ -379,12 +382,14 @@ def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
 def shards(
     make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None
 ) -> Callable[[DeviceMesh], nn.Module]:
-    """The model with every layer a unit of FSDP2's, and then filled."""
+    """The model with every layer a unit of FSDP2's, and then filled. A team shares its tokens."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
         model = make()
+        if (tokens := tokens_of(mesh)) is not None:
+            share_tokens(body(model), tokens)
         for layers in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
             for layer in layers:
                 fully_shard(layer, mesh=mesh)

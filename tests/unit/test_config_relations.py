@@ -939,6 +939,13 @@ def test_lanes_are_counted_against_teams(tmp_path: Path, how: list[str]) -> None
     assert found.remedy == "Raise lanes.count to 32 before the job starts, or lower max_nodes to 2."
 
 
+def test_the_trainer_shards_what_teams_share_by_tokens_alone(tmp_path: Path) -> None:
+    conf = ["node.workers=2", "model.strategy=fsdp", "membership.max_nodes=8"]
+    assert judged(tmp_path, [*conf, "model.cp=2"]).findings == ()
+    (found,) = judged(tmp_path, [*conf, "model.tp=2"]).findings
+    assert found.values.startswith("it is 2, with model.strategy: fsdp")
+
+
 def test_the_base_breaks_nothing(tmp_path: Path) -> None:
     assert judged(tmp_path, ()).findings == ()
 
