@@ -65,6 +65,7 @@ class Process:
     killed: str = ""  # why we ended it
     sign: Sign | None = None  # what that says of it
     finished: bool = False  # ended with exit code 0
+    dying: bool = False  # a signal ended it, and the kernel still frees its memory
 
     def assign(self, place: Place) -> None:
         """Give it a rank, for the first time or anew. Raises OSError if it takes no orders."""
