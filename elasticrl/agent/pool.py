@@ -204,7 +204,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     job = worker.Job(
         program=spec.program, args=spec.args,
         page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead, joins=not spec.script, unset=spec.unset,
-        later=(*spec.later, *spec.imports),
+        later=(*spec.later, *spec.imports), load_ahead=spec.load_ahead,
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()

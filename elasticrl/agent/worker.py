@@ -7,6 +7,7 @@ as `__main__`, with its arguments and torchrun's variables. torch's own classes 
 import atexit
 import contextlib
 import importlib
+import importlib.util
 import os
 import runpy
 import socket
@@ -27,6 +28,7 @@ from elasticrl.contract.seat import OwnSeat, open_log, take_place
 from elasticrl.diagnose import witness
 
 LOCAL_RANK: Final = "${local_rank}"  # what torchrun replaces in a script's arguments
+CLAIM: Final = "loaded"  # what a script calls when it has loaded all that needs no rank
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
@@ -44,6 +46,7 @@ class Job:
     joins: bool = True  # the program asks for its rank; else it is one as torchrun runs it
     unset: tuple[str, ...] = ()  # variables that were for the fork server alone
     later: tuple[str, ...] = ()  # modules to import if there is nothing else to do
+    load_ahead: bool = False  # and then run the program, as far as it comes without a rank
 
 
 def main(channel: socket.socket, job: Job) -> None:
@@ -84,6 +87,12 @@ def live(channel: socket.socket, job: Job) -> None:
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     if seat.expect(IDLE_S) is None:
         warm.load_later(job.later)
+        if job.load_ahead and not (why := unfit(job)):
+            seat.begin_early(script=not job.joins)
+            run(job.program, job.args)
+            return
+        if job.load_ahead:
+            print(f"elasticrl: nothing is loaded ahead (agent.load_ahead): {why}", file=sys.stderr)
     order = seat.expect()
     if isinstance(order, Place):
         take_place(order)  # what the program prints before it looks at its seat belongs there too
@@ -94,6 +103,27 @@ def live(channel: socket.socket, job: Job) -> None:
         seat.begin()
         args = own_args(args, os.environ["LOCAL_RANK"])
     run(job.program, args)
+
+
+def unfit(job: Job) -> str:
+    """Why this program may not begin before it has a rank; "": it may."""
+    if any(LOCAL_RANK in arg for arg in job.args):
+        return f"the arguments name {LOCAL_RANK}"
+    if not job.joins and not names(job.program, CLAIM):
+        return f"the script does not call elasticrl.{CLAIM}(), and would train without a rank"
+    return ""
+
+
+def names(program: tuple[str, ...], word: str) -> bool:
+    """Does the program's own file have this word?"""
+    path: str | None = program[0]
+    if program[0] == "-m":
+        spec = importlib.util.find_spec(program[1])
+        path = spec.origin if spec else None
+    try:
+        return path is not None and word in Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def own_args(args: tuple[str, ...], local_rank: str) -> tuple[str, ...]:

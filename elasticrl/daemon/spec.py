@@ -63,6 +63,7 @@ def spec_of(
         progress=tree.agent.progress or "",
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[-1]) if tree.agent.script_imports and tree.job.program not in OWN else (),
+        load_ahead=tree.agent.load_ahead,
         on_cards=tree.node.device == "cuda" or (tree.node.device == "auto" and Path("/", NVIDIA).exists()),
         grace_s=tree.recovery.grace_s,
         fingerprint=FINGERPRINT,
