@@ -32,8 +32,6 @@ def spec_of(
     tree: Tree, *, node: str, host: str, home: Path, logs: Path, timeouts: Timeouts, led: tuple[int, ...]
 ) -> Spec:
     """What the agent is told. `led`: it ends with the last of these processes; none: it outlives them."""
-    from elasticrl.diagnose.nvidia import NVIDIA
-
     program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
     strategies = {
         tree.model.strategy,
@@ -64,7 +62,7 @@ def spec_of(
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[-1]) if tree.agent.script_imports and tree.job.program not in OWN else (),
         load_ahead=tree.agent.load_ahead,
-        on_cards=tree.node.device == "cuda" or (tree.node.device == "auto" and Path("/", NVIDIA).exists()),
+        on_cards=tree.node.device != "cpu",
         grace_s=tree.recovery.grace_s,
         fingerprint=FINGERPRINT,
         ahead=AHEAD if there(RUNTIME) and not script else "",
