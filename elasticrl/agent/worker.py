@@ -4,6 +4,7 @@ The one idea: the program is run inside a process that has done everything slow 
 as `__main__`, with its arguments and torchrun's variables. torch's own classes start this function and read how it ended.
 """
 
+import ast
 import atexit
 import contextlib
 import importlib
@@ -109,21 +110,50 @@ def unfit(job: Job) -> str:
     """Why this program may not begin before it has a rank; "": it may."""
     if any(LOCAL_RANK in arg for arg in job.args):
         return f"the arguments name {LOCAL_RANK}"
-    if not job.joins and not names(job.program, CLAIM):
-        return f"the script does not call elasticrl.{CLAIM}(), and would train without a rank"
+    if not job.joins and not calls(source_of(job.program), CLAIM):
+        return f"the script's own file does not call elasticrl.{CLAIM}(), so it would train without a rank"
     return ""
 
 
-def names(program: tuple[str, ...], word: str) -> bool:
-    """Does the program's own file have this word?"""
+def source_of(program: tuple[str, ...]) -> str:
+    """The text of the program's own file, "" if there is none."""
     path: str | None = program[0]
     if program[0] == "-m":
         spec = importlib.util.find_spec(program[1])
         path = spec.origin if spec else None
     try:
-        return path is not None and word in Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path or "").read_text(encoding="utf-8", errors="replace")
     except OSError:
+        return ""
+
+
+def calls(source: str, name: str) -> bool:
+    """Does this source call that function of elasticrl?
+
+    >>> calls("import elasticrl as e; e.loaded()", "loaded"), calls("print('loaded')", "loaded")
+    (True, False)
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
         return False
+    here: set[str] = set()  # what stands for the package, and what for the function
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            here |= {alias.asname or "elasticrl" for alias in node.names if alias.name == "elasticrl"}
+        if isinstance(node, ast.ImportFrom) and node.module == "elasticrl":
+            here |= {f".{alias.asname or name}" for alias in node.names if alias.name == name}
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    return any(
+        (
+            isinstance(func, ast.Attribute)
+            and func.attr == name
+            and isinstance(func.value, ast.Name)
+            and func.value.id in here
+        )
+        or (isinstance(func, ast.Name) and f".{func.id}" in here)
+        for func in called
+    )
 
 
 def own_args(args: tuple[str, ...], local_rank: str) -> tuple[str, ...]:
