@@ -487,8 +487,8 @@ class Agent(Section):
     """How worker processes are started, kept and ended."""
 
     spares: Whole = 1
-    """Processes kept warm on each node beside running workers, imported and waiting for a rank: as many as node.workers, or
-    this many if that is more. 0: none. Each costs its memory and saves seconds when a worker dies."""
+    """Processes kept warm on each node beside running workers, imported and waiting for a rank. 0: none. Else there are as many
+    as node.workers, or this many if that is more. Each costs its memory and saves seconds when a worker dies."""
     preload: tuple[Text, ...] = ()
     """Modules that a process imports before it has a rank, beside torch and elasticrl's own. More of the program's imports
     here let a spare take over sooner; they must start no threads."""
