@@ -2,6 +2,7 @@
 
     python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,...]
     python bench/recovery.py --params 1e4,2e7,1e8 [--state 2e7] [--trials 3] [--json] [--device cuda] [--copies 1]
+    python bench/recovery.py --params 1e4 --load 10 --faults worker [--load-ahead]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl's worker is a real model under `runtime.join`, and what is
 timed is the next *sealed* step: applied everywhere, whole in the vaults and copied. torchrun's is a loop that sleeps and
@@ -30,11 +31,13 @@ first step  until the step is sealed on all ranks
 
 With `--params` or `--state` elasticrl alone is measured, with so many more parameters (each with a gradient and Adam's two
 moments), and then with so many numbers of state without gradients, which leave the step short. The faults are then worker,
-node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory, by
-itself. The *floor* is what reform and restore moved, divided by the bandwidth of its way, which the same run measures. `again`
-is the step that comes again, which takes as long as a usual one. (It is sealed by the next one's vote, which is not taken off.)
-The goal is recovery without it, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all
-three workers are on one card, over NCCL. `--copies 0` keeps no state on other nodes, so only `worker` can be asked for.
+node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory,
+by itself. The *floor* is what reform and restore moved, divided by the bandwidth of its way, which the same run measures.
+`again` is what comes again: a step is sealed by the next one's vote, so where the fault struck after a vote two steps are made
+until the next seal, else one. Each takes as long as the steps that follow, of as many ranks. The goal is recovery without
+that, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all three workers are on one
+card, over NCCL. `--copies 0` keeps no state on other nodes, so only `worker` can be asked for. With `--load` the program takes
+so many seconds to load, and with `--load-ahead` spares do that beforehand (`agent.load_ahead`).
 """
 
 import argparse
@@ -84,7 +87,7 @@ class Cost:
     lost: int | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
     named: tuple[str, ...] = ()  # nodes that the plan which answered it is about
-    step_s: float = 0.0  # a usual step
+    again_s: float = 0.0  # what comes again: the steps from what was gone on from until the first seal
     moved: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bytes, by stage and way
 
 
@@ -93,8 +96,9 @@ class Elastic:
 
     def __init__(
         self, *, step_ms: float = STEP_MS, save_every: int = 100_000, params: int = 0, state: int = 0, device: str = "cpu",
-        copies: int = 1,
+        copies: int = 1, load: float = 0.0, load_ahead: bool = False,
     ) -> None:  # fmt: skip
+        self.sized, self.ahead = bool(params or state), load_ahead
         conf: dict[str, Any] = {
             "job": {"program": str(PROGRAM), "seed": 7},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
@@ -106,8 +110,9 @@ class Elastic:
         conf |= {
             "vault": {"copies": copies, **({"dir": self.vaults} if self.vaults else {})},
             "node": {"device": device},
+            "agent": {"load_ahead": load_ahead},
         }
-        size = ("--params", str(params), "--state", str(state))
+        size = ("--params", str(params), "--state", str(state), "--load", str(load))
         self.job = Job(
             etcd=1,
             name="bench",
@@ -137,7 +142,14 @@ class Elastic:
         """Three ranks train, and every node has its spare again."""
         self.job.until_steps(3, within_s=120.0, count=5)
         self.job.until(lambda: all(spares(self.job, node) for node in NODES), 60.0, "a spare on every node")
+        if self.ahead:
+            self.job.until(lambda: all(map(self.loaded, NODES)), 120.0, "a spare on every node that has loaded")
         time.sleep(2.0)  # budgets are learned from what is usual
+
+    def loaded(self, node: str) -> bool:
+        """Has the node's newest spare process loaded all that it can?"""
+        logs = [log for log in (self.job.folder / "log").rglob("*.log") if f"/{node}/warm/" in str(log)]
+        return bool(logs) and "loaded ahead" in max(logs, key=lambda log: log.stat().st_ctime).read_text()
 
     def worker(self) -> Cost:
         return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGKILL))
@@ -196,10 +208,21 @@ class Elastic:
         plan = next((line for line in reversed(self.log("plan.adopted")) if at < monotonic(line["at"]) < back), None)
         stages, moved = self.stages(at, back, plan, began) if plan else ({}, {})
         named = tuple(plan["nodes"]) if plan else ()
-        stall_s, step_s = self.stall(at, back)
+        stall_s = self.stall(at, back)
+        again_s = self.again(world, at, back, began) if self.sized else 0.0
         return Cost(
-            took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, step_s=step_s, moved=moved
+            took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, again_s=again_s, moved=moved
         )
+
+    def again(self, world: int, at: float, back: float, began: list["Beginning"]) -> float:
+        """How long the new gang takes for the steps that it made until its first seal."""
+        self.job.until_steps(world, after=back, within_s=PATIENCE_S, count=4)
+        lines = [line for line in self.job.sealed() if line.at > at and line.world == world]
+        sealed = min(line.step for line in lines)
+        gaps = [
+            b.at - a.at for pid in {line.pid for line in lines} for a, b in pairwise(x for x in lines if x.pid == pid)
+        ]
+        return statistics.median(gaps) * (sealed - max(beginning.step for beginning in began) + 1)
 
     def stages(
         self, at: float, back: float, plan: dict[str, Any], began: list["Beginning"]
@@ -231,8 +254,8 @@ class Elastic:
         lines = [line for node in NODES for line in self.job.events(node) if line["event"] in names]
         return sorted(lines, key=lambda line: str(line["at"]))
 
-    def stall(self, at: float, back: float) -> tuple[float, float]:
-        """The longest pause beyond a usual step, and a usual step."""
+    def stall(self, at: float, back: float) -> float:
+        """The longest pause beyond a usual step."""
         times: dict[int, list[float]] = {}
         for line in self.job.sealed():
             if at - 5.0 < line.at < back + 0.3:
@@ -243,7 +266,7 @@ class Elastic:
             usual += [gap for gap, _, b in gaps if b < at]
             longest += [gap for gap, a, b in gaps if b > at and a < back]
         step_s = statistics.median(usual or [0.0])
-        return max(0.0, max(longest, default=0.0) - step_s), step_s
+        return max(0.0, max(longest, default=0.0) - step_s)
 
     def lines(self, pattern: re.Pattern[str]) -> list[tuple[str, ...]]:
         """What the workers' logs say of this."""
@@ -487,13 +510,13 @@ def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) 
     # Of a join the others train on until its group forms, and move what a step moves.
     needed = ["restore"] if fault == "join" else ["reform", "restore"]
     floor_s = sum(moved[stage][way] / rate for stage in needed for way, rate in speeds.items())
-    rest_s = statistics.median(cost.took_s - cost.step_s for cost in costs)
+    rest_s = statistics.median(cost.took_s - cost.again_s for cost in costs)
     stall_s = statistics.median(cost.stall_s or 0.0 for cost in costs)
     counts = stall_s if fault == "join" else rest_s  # a join is in nobody's way but for the stall
     goal_s = SLACK_S + FLOORS * floor_s
     return {
         "size": of, "fault": fault, "trials": len(costs), "took_s": statistics.median(cost.took_s for cost in costs),
-        "again_s": statistics.median(cost.step_s for cost in costs), "rest_s": rest_s, "stall_s": stall_s,
+        "again_s": statistics.median(cost.again_s for cost in costs), "rest_s": rest_s, "stall_s": stall_s,
         "floor_s": floor_s, "goal_s": goal_s, "ratio": counts / floor_s if floor_s else 0.0, "met": counts <= goal_s,
         "lost": sum(cost.lost or 0 for cost in costs), "stages": stages, "moved": moved,
     }  # fmt: skip
@@ -527,11 +550,16 @@ def main() -> int:
     parser.add_argument("--state", default="", help="sizes: so many numbers without gradients")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with a size")
     parser.add_argument("--copies", type=int, default=1, help="of a state on other nodes; with a size")
+    parser.add_argument("--load", type=float, default=0.0, help="seconds until the program has loaded; with a size")
+    parser.add_argument("--load-ahead", action="store_true", help="spares load it beforehand; with a size")
     end_cleanly()
     options = parser.parse_args()
     if sizes := [{"params": n} for n in counts(options.params)] + [{"state": n} for n in counts(options.state)]:
         asked = [fault for fault in BY_SIZE if fault in options.faults]
-        return by_size(sizes, asked, options.trials, options.json, device=options.device, copies=options.copies)
+        where = {
+            "device": options.device, "copies": options.copies, "load": options.load, "load_ahead": options.load_ahead,
+        }  # fmt: skip
+        return by_size(sizes, asked, options.trials, options.json, **where)
     sides, faults = options.sides, options.faults
     watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}

@@ -11,7 +11,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module(f"elasticrl.{name}")
-    if name in {"beat", "leaving", "phase"}:
+    if name in {"beat", "leaving", "loaded", "phase"}:
         from elasticrl.runtime import told
 
         return getattr(told, name)

@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elasticrl.agent import pool, warm, worker
+from elasticrl.agent.dying import Dying
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.ends import Ends
 from elasticrl.agent.logs import Logs, TorchLogs
@@ -134,6 +135,7 @@ class LedAgent(LocalElasticAgent):
         self._turns = Turns()
         self._ends = Ends(script=spec.script)
         self._watch = Watch(spec, self._logs)
+        self._dying = Dying()
         self._reports = Reports()
         self._spares = Spares(
             spec, runtime, self._logs, self._turns, seated=lambda: bool(self._seated), others=self._others, died=self._died
@@ -167,6 +169,7 @@ class LedAgent(LocalElasticAgent):
             led = Led(asyncio.get_running_loop(), self._left_alone)
             led.by(self._spec.led)
             self._spares.fill()
+            self._turns.spawn(self._see_dying())
             while not self._turns.over.is_set() and (server.connected or not self._alone):
                 self._turns.looks()
                 self._look()
@@ -260,8 +263,8 @@ class LedAgent(LocalElasticAgent):
         def overtaken() -> bool:
             return self._ordered.launching is not place
 
-        # Those we killed must be gone first: they hold GPU memory.
-        await self._turns.until(lambda: not self._ending or overtaken(), self._ends_within(leave_s))
+        # Those we killed must be gone first: they hold GPU memory. Where there is none it is enough that they run no more.
+        await self._turns.until(lambda: not self._in_the_way() or overtaken(), self._ends_within(leave_s))
         self._spares.fill(at_least=place.slots)
 
         def chosen() -> bool:  # once: each look may find one more of them dead
@@ -420,6 +423,24 @@ class LedAgent(LocalElasticAgent):
     def _others(self) -> list[pool.Process]:
         """Processes with a seat, or that had one, whose end is still to be seen."""
         return [p for p in (*self._seated.values(), *self._ending) if not p.finished]
+
+    def _in_the_way(self) -> bool:
+        """Does somebody who was killed still have what fresh processes need?"""
+        return any(self._spec.on_cards or not process.dying for process in self._ending)
+
+    async def _see_dying(self) -> None:
+        """A worker that a signal ends has failed now, and not when the kernel has freed its memory."""
+        while not self._turns.over.is_set():
+            running = [process for process in self._others() if not process.dying]
+            await self._turns.until(self._turns.over.is_set, self._dying.pause_s(running))
+            for process, sign in self._dying.look(running):
+                process.dying, beat = True, process.beat()
+                if process in self._seated.values() and not self._ends_in_order(process, beat, -sign):
+                    process.sweep()
+                    process.writes_elsewhere(beat)
+                    self._ending.add(process)
+                    self._fail(process, self._end_of(process, beat, -sign, None))
+                self._turns.poke()
 
     def _dismiss(self, processes: Iterable[pool.Process], why: str, leave_s: float = 0.0) -> None:
         """End seated processes whose end is no failure. Scripts that listen have `leave_s` to save and leave by themselves."""

@@ -65,6 +65,7 @@ class Process:
     killed: str = ""  # why we ended it
     sign: Sign | None = None  # what that says of it
     finished: bool = False  # ended with exit code 0
+    dying: bool = False  # a signal ended it, and the kernel still frees its memory
 
     def assign(self, place: Place) -> None:
         """Give it a rank, for the first time or anew. Raises OSError if it takes no orders."""
@@ -203,7 +204,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     job = worker.Job(
         program=spec.program, args=spec.args,
         page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead, joins=not spec.script, unset=spec.unset,
-        later=(*spec.later, *spec.imports),
+        later=(*spec.later, *spec.imports), load_ahead=spec.load_ahead,
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()

@@ -4,9 +4,11 @@ The one idea: the program is run inside a process that has done everything slow 
 as `__main__`, with its arguments and torchrun's variables. torch's own classes start this function and read how it ended.
 """
 
+import ast
 import atexit
 import contextlib
 import importlib
+import importlib.util
 import os
 import runpy
 import socket
@@ -27,6 +29,7 @@ from elasticrl.contract.seat import OwnSeat, open_log, take_place
 from elasticrl.diagnose import witness
 
 LOCAL_RANK: Final = "${local_rank}"  # what torchrun replaces in a script's arguments
+CLAIM: Final = "loaded"  # what a script calls when it has loaded all that needs no rank
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
@@ -44,6 +47,7 @@ class Job:
     joins: bool = True  # the program asks for its rank; else it is one as torchrun runs it
     unset: tuple[str, ...] = ()  # variables that were for the fork server alone
     later: tuple[str, ...] = ()  # modules to import if there is nothing else to do
+    load_ahead: bool = False  # and then run the program, as far as it comes without a rank
 
 
 def main(channel: socket.socket, job: Job) -> None:
@@ -84,6 +88,12 @@ def live(channel: socket.socket, job: Job) -> None:
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     if seat.expect(IDLE_S) is None:
         warm.load_later(job.later)
+        if job.load_ahead and not (why := unfit(job)):
+            seat.begin_early(script=not job.joins)
+            run(job.program, job.args)
+            return
+        if job.load_ahead:
+            print(f"elasticrl: nothing is loaded ahead (agent.load_ahead): {why}", file=sys.stderr)
     order = seat.expect()
     if isinstance(order, Place):
         take_place(order)  # what the program prints before it looks at its seat belongs there too
@@ -94,6 +104,56 @@ def live(channel: socket.socket, job: Job) -> None:
         seat.begin()
         args = own_args(args, os.environ["LOCAL_RANK"])
     run(job.program, args)
+
+
+def unfit(job: Job) -> str:
+    """Why this program may not begin before it has a rank; "": it may."""
+    if any(LOCAL_RANK in arg for arg in job.args):
+        return f"the arguments name {LOCAL_RANK}"
+    if not job.joins and not calls(source_of(job.program), CLAIM):
+        return f"the script's own file does not call elasticrl.{CLAIM}(), so it would train without a rank"
+    return ""
+
+
+def source_of(program: tuple[str, ...]) -> str:
+    """The text of the program's own file, "" if there is none."""
+    path: str | None = program[0]
+    if program[0] == "-m":
+        spec = importlib.util.find_spec(program[1])
+        path = spec.origin if spec else None
+    try:
+        return Path(path or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def calls(source: str, name: str) -> bool:
+    """Does this source call that function of elasticrl?
+
+    >>> calls("import elasticrl as e; e.loaded()", "loaded"), calls("print('loaded')", "loaded")
+    (True, False)
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    here: set[str] = set()  # what stands for the package, and what for the function
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            here |= {alias.asname or "elasticrl" for alias in node.names if alias.name == "elasticrl"}
+        if isinstance(node, ast.ImportFrom) and node.module == "elasticrl":
+            here |= {f".{alias.asname or name}" for alias in node.names if alias.name == name}
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    return any(
+        (
+            isinstance(func, ast.Attribute)
+            and func.attr == name
+            and isinstance(func.value, ast.Name)
+            and func.value.id in here
+        )
+        or (isinstance(func, ast.Name) and f".{func.id}" in here)
+        for func in called
+    )
 
 
 def own_args(args: tuple[str, ...], local_rank: str) -> tuple[str, ...]:

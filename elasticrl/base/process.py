@@ -10,6 +10,7 @@ from elasticrl.base.value import dataclass
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_EXITING: Final = 0x4  # PF_EXITING of the kernel's flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,14 @@ def held_since(pid: int) -> int:
     fields = _stat(pid)
     ended = not fields or fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) < 2)  # field 17: how many threads
     return 0 if ended else int(fields[19])
+
+
+def killed_by(pid: int) -> int:
+    """The signal that is ending a process just now; 0: none is. The kernel frees a process's memory, a second for some ten
+    gigabytes, before it closes its files or says that it has ended.
+    """
+    fields = _stat(pid)
+    return int(fields[49]) & 0x7F if len(fields) > 49 and int(fields[6]) & _EXITING else 0
 
 
 def state(pid: int) -> str:

@@ -487,8 +487,8 @@ class Agent(Section):
     """How worker processes are started, kept and ended."""
 
     spares: Whole = 1
-    """Processes kept warm on each node beside running workers, imported and waiting for a rank: as many as node.workers, or
-    this many if that is more. 0: none. Each costs its memory and saves seconds when a worker dies."""
+    """Processes kept warm on each node beside running workers, imported and waiting for a rank. 0: none. Else there are as many
+    as node.workers, or this many if that is more. Each costs its memory and saves seconds when a worker dies."""
     preload: tuple[Text, ...] = ()
     """Modules that a process imports before it has a rank, beside torch and elasticrl's own. More of the program's imports
     here let a spare take over sooner; they must start no threads."""
@@ -498,6 +498,10 @@ class Agent(Section):
     script_imports: bool = True
     """true: a spare process imports beforehand what the script imports in its first lines, but for modules from the script's
     own folder. It saves these seconds when a worker dies."""
+    load_ahead: bool = False
+    """true: a spare process runs the program until that needs its rank, so a model that takes minutes to load costs nothing
+    when a worker dies. Each spare has the model in memory. At level exact it waits in run.steps(), on GPUs in join(); a
+    script calls elasticrl.loaded() when all is loaded that needs no rank. Before that, nothing may ask for the rank."""
     progress: Text | None = None
     """A regular expression for lines in which a script's log (job.level supervised) says how far it is, such as
     "update (\\d+)". Its group n, or its first, is the step; a group "of" is how many there will be. null: what torchtitan,

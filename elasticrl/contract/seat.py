@@ -117,6 +117,7 @@ class OwnSeat:
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
         self.scripted = False  # its program has not asked for it, and may report steps
+        self._early = ""  # its program runs and has no rank yet: "joins", or "script" for one that does not ask for it
         self._listens = False
         self.committed: Commit | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
@@ -144,6 +145,7 @@ class OwnSeat:
 
         Call it out of any process group: by calling it you say that your state is in hand and nobody waits for you.
         """
+        self._come_early()
         with self._changed:
             if not self._ready(done) and self.beat.now.state not in {Stage.WARM, Stage.DONE}:
                 self.beat.parked(self._order.generation if self._order else 0)
@@ -164,6 +166,30 @@ class OwnSeat:
         with self._changed:
             self._changed.wait_for(lambda: self._order is not None, within_s)
             return self._order
+
+    def begin_early(self, *, script: bool) -> None:
+        """The program runs from here on, and has no rank yet."""
+        self._early = "script" if script else "joins"
+
+    def claim(self) -> None:
+        """For a program that began without a rank, and cannot go on without one: blocks until it has one."""
+        kind = self._come_early()
+        if not kind:
+            return
+        order = self.expect()
+        if isinstance(order, Halt):
+            raise SystemExit(0)
+        if kind == "script":
+            self.begin()
+        elif isinstance(order, Place):
+            take_place(order)
+
+    def _come_early(self) -> str:
+        """The program has come as far as it can without a rank. Returns of which kind it is; "": it had one already."""
+        kind, self._early = self._early, ""
+        if kind and self._order is None:
+            print("elasticrl: loaded ahead; this process waits for a rank", flush=True)
+        return kind
 
     def ready(self, bits: str = "", versions: str = "") -> None:
         """Tells the agent that this process is warm; and, if it was asked to find out, what decides the bits it computes, and

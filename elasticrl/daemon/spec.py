@@ -61,6 +61,8 @@ def spec_of(
         progress=tree.agent.progress or "",
         unset=tuple(name for name in FORKING if script and name not in {**os.environ, **tree.agent.env}),
         imports=imports(program[-1]) if tree.agent.script_imports and tree.job.program not in OWN else (),
+        load_ahead=tree.agent.load_ahead,
+        on_cards=tree.node.device != "cpu",
         grace_s=tree.recovery.grace_s,
         fingerprint=FINGERPRINT,
         ahead=AHEAD if there(RUNTIME) and not script else "",

@@ -11,11 +11,13 @@ Missing hook: an argument of `TrainingArguments` that says "do not look at the e
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 
+from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.run import join as take_place
@@ -56,9 +58,12 @@ def join(config: Path | str | Tree | None = None) -> Run:
 
 def _one_card() -> None:
     """Of a node's GPUs this worker sees its own: Accelerate takes the first, and splits batches over all that it sees."""
-    cards, slot = os.environ.get(CARDS), int(os.environ.get("LOCAL_RANK", "0"))
+    cards = os.environ.get(CARDS)
     if cards == "":
         return
     seen = cards.split(",") if cards else [str(card) for card in range(torch.cuda.device_count())]
     if len(seen) > 1:
+        with suppress(NoSeat):
+            OwnSeat.here().claim()  # which card it has depends on its rank
+        slot = int(os.environ.get("LOCAL_RANK", "0"))
         os.environ[CARDS], os.environ["LOCAL_RANK"] = seen[slot % len(seen)], "0"

@@ -64,6 +64,7 @@ def main(config: str | None = None) -> None:
     """One job, to its end."""
     with elasticrl.runtime.join(config) as base:
         trainer, refresh = build(base)
+        base.claim()
         experts = models.has_experts(str(base.tree.model.path))
         reporter, generation = Reporter(sinks.opened(base.tree), adviser(base.tree)), 0
         for step in base.steps():
@@ -91,6 +92,8 @@ def main(config: str | None = None) -> None:
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     """The trainer, and what is to be called in each new generation, when sharded models have been built anew."""
     check(base.tree)
+    if base.tree.rollout.engine != "torch":
+        base.claim()  # an engine is started for a rank
     return preferring(base) if base.tree.ppo.algorithm in given.PER_RECORD else generating(base)
 
 

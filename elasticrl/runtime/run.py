@@ -96,6 +96,8 @@ def join(config: Path | str | Tree | None = None) -> Run:
         )
     torch.set_num_threads(found.tree.lanes.threads)
     if found.device == "cuda":
+        if seat is not None:
+            seat.claim()  # which card it has depends on its rank
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         # The same bits need kernels that add in a fixed order. One that has no such version raises, and says so; if it only
         # warned, memory-efficient attention for one would add in any order although it can do better.
@@ -213,6 +215,13 @@ class Run:
                 )
             if seat is None and (over or sealing.ending):
                 return
+
+    def claim(self) -> None:
+        """Waits until this process has a rank, where it began before it had one (`agent.load_ahead`). `steps`, `rank` and
+        `world` do it too: call it before anything else that only a process of the gang should do, such as opening a log.
+        """
+        if self._worker.seat is not None:
+            self._worker.seat.claim()
 
     def end(self, steps: int) -> None:
         """The job is over when so many steps are made: in place of the limit of `steps`, for scripts that find it out on the
@@ -518,6 +527,7 @@ class Run:
 
     def _to_be(self, name: str, alone: int) -> int:
         """What the environment says of the first generation."""
+        self.claim()
         return alone if self._worker.seat is None else int(os.environ.get(name, alone))
 
     def _check_open(self, doing: str) -> None:

@@ -72,6 +72,16 @@ def leaving() -> bool:
     return seat.halt is not None
 
 
+def loaded() -> None:
+    """All is loaded that needs no rank: imports, data, a model in the host's memory. With `agent.load_ahead` a spare process
+    runs the script until here, and goes on when it takes a dead worker's place. torchrun's variables are there from here on.
+    """
+    try:
+        OwnSeat.here().claim()
+    except NoSeat:
+        return
+
+
 def seat_here() -> OwnSeat | None:
     """That of this process, if a script holds it, and it is not a child of the script's (a loader's worker)."""
     try:

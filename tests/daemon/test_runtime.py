@@ -18,6 +18,7 @@ from elasticrl.cli.find import left_behind
 from elasticrl.runtime.audit import drawn
 from elasticrl.runtime.lanes import Deal
 from tests.daemon.runtime_kit import NODES, PROGRAM, ends_as_if_undisturbed
+from tests.loading import loaded_ahead
 
 
 def stages_are_told(job: Job) -> None:
@@ -139,6 +140,27 @@ def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path
         assert told[-2:] == [(2, "joining"), (2, "training")]
         steps = [e["step"] for e in job.events("n0", "workers.changed") if e["generation"] == 2]
         assert steps[1] - steps[0] <= 1, "the log says that it joins when it does"
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path)
+
+
+def test_a_program_that_loads_for_long_is_loaded_ahead_so_a_dead_worker_costs_no_load(tmp_path: Path):
+    load_s = 5.0
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "agent": {"load_ahead": True, "env": {"LOAD_S": str(load_s)}},
+        "checkpoint": {"every": 40},
+        "lanes": {"digest": "full"},
+    }
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, within_s=90.0, count=3)
+        dead = job.worker("n1")
+        job.until(lambda: loaded_ahead(job.folder / "log", "n1"), 60.0, "a spare that has loaded")
+        at = time.monotonic()
+        os.kill(dead, signal.SIGKILL)
+        job.until_steps(2, after=at + 0.05, within_s=load_s - 1.0)
+        assert job.worker("n1") != dead
         job.ask("n0", "stop")
         ends_as_if_undisturbed(job, tmp_path)
 

@@ -10,6 +10,7 @@ import torch
 
 import elasticrl
 from tests.levels.scripts import HERE, Running
+from tests.loading import loaded_ahead
 
 pytestmark = pytest.mark.timeout(420)
 STOPPED = 75
@@ -58,6 +59,33 @@ def test_a_script_that_tells_its_steps_is_watched_by_phase_and_saves_before_it_l
         newest = max(line.step for line in run.lines())
         assert torch.load(run.saves / "newest.pt")["step"] == newest
         run.job.check()
+
+
+def test_what_a_script_loads_before_it_has_a_rank_is_loaded_ahead() -> None:
+    load_s = 6.0
+    conf = CONF | {"agent": {"load_ahead": True}}
+    with Running("told.py", "--steps", "4000", "--load", str(load_s), level="told", conf=conf) as run:
+        run.job.start("n0", "n1")
+        run.trains(2)
+        logs = run.job.folder / "log"
+        run.until(lambda: all(loaded_ahead(logs, node) for node in ("n0", "n1")), "spares that have loaded")
+        at = run.hit("n1")
+        assert run.trains(2, after=at) < at + load_s - 1.0
+        run.job.ask("n0", "stop")
+        assert set(run.ends()) == {STOPPED}
+
+
+def test_a_script_that_never_says_that_it_has_loaded_is_not_begun_without_a_rank() -> None:
+    with Running("ddp.py", "--steps", "4000", conf={"agent": {"load_ahead": True}}) as run:
+        run.job.start("n0", "n1")
+        run.trains(2)
+        logs = run.job.folder / "log"
+        run.until(
+            lambda: all(loaded_ahead(logs, node, "does not call elasticrl.loaded()") for node in ("n0", "n1")), "why"
+        )
+        run.trains(2, after=run.hit("n1"))
+        assert {line.rank for line in run.lines()} == {0, 1}
+        assert {line.world for line in run.lines()} == {2}
 
 
 @pytest.mark.slow

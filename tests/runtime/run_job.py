@@ -129,7 +129,8 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
     options.add_argument("--load", type=float, default=load_s, help="seconds until it asks for its rank")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
-        print("at first rank", run.rank, "of", run.world, flush=True)
+        if not run.tree.agent.load_ahead:  # else it would wait for its rank here
+            print("at first rank", run.rank, "of", run.world, flush=True)
         time.sleep(args.load)  # it stands for a large model
         lanes = run.tree.lanes.count
         content = str(os.getpid()) if args.unlike == "data" else ""
