@@ -46,6 +46,6 @@ def test_one_at_level_exact_may_as_it_asks_for_its_rank_and_one_whose_arguments_
     assert "${local_rank}" in unfit(job(tmp_path, "", "--gpu=${local_rank}", joins=True))
 
 
-def test_a_file_that_is_not_there_may_not(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_may_not() -> None:
     gone = Job(program=("-m", "no_such_module_anywhere"), args=(), page="", log="", witness="", joins=False)
     assert unfit(gone)
