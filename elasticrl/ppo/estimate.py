@@ -165,7 +165,7 @@ def of(
         micro_tokens=tree.ppo.micro_tokens,
         largest_micro_tokens=largest,
         memory_limit=memory_bytes,
-        notes=(*unsaid, *_team_notes(tree)),
+        notes=(*unsaid, *_notes(tree)),
     )
     return _noted(found)
 
@@ -200,7 +200,7 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
         micro_tokens=None,
         largest_micro_tokens=None,
         memory_limit=memory_bytes,
-        notes=(_TOO, *_team_notes(tree)),
+        notes=(_TOO, *_notes(tree)),
     )
     if memory_bytes is None:
         return found
@@ -281,7 +281,8 @@ def _part(role: Role, members: int) -> Role:
     return replace(role, count=-(-role.count // members), trained=-(-role.trained // members))
 
 
-def _team_notes(tree: Tree) -> tuple[str, ...]:
+def _notes(tree: Tree) -> tuple[str, ...]:
+    """What the table does not say."""
     tp, cp = tree.model.tp, tree.model.cp
     said = []
     if tp > 1:
@@ -295,6 +296,12 @@ def _team_notes(tree: Tree) -> tuple[str, ...]:
             f"{cp} members share tokens (model.cp): activations of layers are a member's, those of head and logits are whole. "
             "Seconds are those of one worker that computes all, so upper bounds. The exchanges around attention are not in the "
             "bytes."
+        )
+    if tree.agent.load_ahead:
+        spares = max(tree.node.workers, tree.agent.spares)
+        said.append(
+            f"Each of a node's {spares} spare processes holds what the program loads before it needs its rank "
+            "(agent.load_ahead), in the host's memory. That is not in the table."
         )
     return tuple(said)
 

@@ -69,6 +69,12 @@ def test_what_members_of_a_team_share_is_divided(large: str) -> None:
     assert shared["actor", "activations"] < cut["actor", "activations"] < plain["actor", "activations"]
 
 
+def test_what_spares_hold_that_load_ahead_is_said(large: str) -> None:
+    conf = ("node.workers=4", "membership.max_nodes=2", "lanes.count=8", "ppo.batch=64", "ppo.mini_batch=64")
+    notes = json.loads(plan(large, *conf, "agent.load_ahead=true", "--json").stdout)["notes"]
+    assert any("a node's 4 spare processes" in note for note in notes)
+
+
 def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
     found = json.loads(plan(large, "--json").stdout)
     weights = {line["role"]: line for line in found["memory"] if line["what"] == "weights"}
