@@ -710,7 +710,7 @@ PROGRAMS: tuple[Text, ...] = (
     Text("Ran out of input", _K.EXCEPTION, _S.MISTAKE, detail="an empty file", family="exception"),
     Text("Weights only load failed", _K.EXCEPTION, _S.MISFIT, family="exception"),
     Text("BadZipFile", _K.EXCEPTION, _S.MISTAKE, r"BadZipFile.{0,60}", detail="a file that is damaged", family="exception"),
-    Text("SafetensorError", _K.EXCEPTION, _S.MISTAKE, r"SafetensorError.{0,80}", detail="a file of weights", family="exception"),
+    Text("SafetensorError", _K.EXCEPTION, _S.MISTAKE, r"SafetensorError(?!.{0,200}(?:IoError|I/O error|os error)).{0,80}", detail="a file of weights", family="exception"),
     Text("trust_remote_code", _K.EXCEPTION, _S.MISTAKE, r"(?:ValueError|Error).{0,300}trust_remote_code=True", family="exception"),
     Text("HFValidationError", _K.EXCEPTION, _S.MISTAKE, r"HFValidationError.{0,80}", family="exception"),
     Text("not a valid model identifier", _K.EXCEPTION, _S.MISTAKE, family="exception"),

@@ -10,6 +10,7 @@ Long because each row is a text that some broken job has printed (tests/data/cor
 
 from elasticrl.contract.evidence import Kind, Sign
 from elasticrl.diagnose.listed import LISTED
+from elasticrl.diagnose.platforms import BACKSTOPS, PLATFORMS
 from elasticrl.diagnose.rows import Text
 
 _K, _S = Kind, Sign
@@ -63,6 +64,10 @@ MACHINE: tuple[Text, ...] = (
     Text("NVRM", _K.XID, _S.TOLD, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>43|45)\b", detail="Xid", family="xid"),
     Text("NVRM", _K.XID, _S.GPU_SUSPECT, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>\d{1,3})\b", detail="Xid",
          family="xid"),
+    *(
+        Text(word, _K.XID, _S.GPU_BROKEN, rf"\b{word}(?: [Ee]rror)?(?: [Cc]ode)?\W{{1,3}}(?P<code>{_HARD_XIDS})\b", detail="Xid", family="xid")
+        for word in ("XID", "Xid", "xid")
+    ),
     Text("NVRM", _K.XID, _S.GPU_BROKEN, r"RmInitAdapter failed", detail="the driver cannot start the GPU", family="xid"),
     Text("uncorrectable hardware errors", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}uncorrectable hardware errors", family="amd"),
     Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"GPU reset (?:begin|\(\d|failed)|ring \w{1,20} timeout|device lost from bus", family="amd"),
@@ -255,7 +260,7 @@ MACHINE: tuple[Text, ...] = (
     Text("beyond end of device", _K.DISK, _S.DISK_BROKEN, family="disk"),
     Text("instead of", _K.DISK, _S.DISK_FULL, r"write error: wrote \d{1,20} \w{1,10} instead of", family="mem"),
     Text("Remote I/O error", _K.DISK, _S.DISK_BROKEN, family="disk"),
-    Text("endpoint is not connected", _K.DISK, _S.DISK_BROKEN, r"/\S{1,200}.{0,20}[Tt]ransport endpoint is not connected|[Tt]ransport endpoint is not connected.{0,4}: ?.?/", family="disk"),
+    Text("endpoint is not connected", _K.DISK, _S.DISK_BROKEN, r"(?:/\S{1,200}.{0,20}|(?:fuse|FUSE|gluster|mount).{0,120})[Tt]ransport endpoint is not connected|[Tt]ransport endpoint is not connected.{0,4}: ?.?/", family="disk"),
     Text("endpoint is not connected", _K.NCCL_WARN, _S.CALL_FAILED, r"[Tt]ransport endpoint is not connected", family="disk"),
     Text("annot send after transport endpoint shutdown", _K.DISK, _S.DISK_BROKEN, family="disk"),
     Text("nput/output error", _K.DISK, _S.DISK_BROKEN, r"(?<!\) failed)(?<!\berr): [Ii]nput/output error", family="disk"),
@@ -385,7 +390,7 @@ BETWEEN: tuple[Text, ...] = (
     Text("bitsandbytes", _K.EXCEPTION, _S.VERSIONS, r"Could not (?:find|load) (?:the )?bitsandbytes .{0,60}", family="exception"),
     Text("Client Error", _K.EXCEPTION, _S.MISTAKE, r"\b4\d\d Client Error.{0,80}", detail="the hub refused", family="hub"),
     Text("gated repo", _K.EXCEPTION, _S.MISTAKE, detail="the hub refused: a gated repository", family="hub"),
-    Text("Error", _K.EXCEPTION, _S.MISTAKE, r"(?:GatedRepoError|RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|HfHubHTTPError|OfflineModeIsEnabled)\b",
+    Text("Error", _K.EXCEPTION, _S.MISTAKE, r"(?:GatedRepoError|RepositoryNotFoundError|RevisionNotFoundError|(?<!Local)EntryNotFoundError|HfHubHTTPError|OfflineModeIsEnabled)\b",
          detail="the hub", family="hub"),
     Text("huggingface.co", _K.EXCEPTION, _S.OUTSIDE, r"[Cc]ould(?:n't| not) (?:connect to|reach) \W?https://huggingface\.co", detail="the hub cannot be reached", family="hub"),
     Text("ermission denied (publickey", _K.EXCEPTION, _S.SETTING, detail="ssh to the other nodes", family="sched"),
@@ -519,6 +524,7 @@ BETWEEN: tuple[Text, ...] = (
     Text("didn't finish loading", _K.TCPSTORE_ERROR, _S.SETUP_WAITED, r"other ranks that didn't finish loading", family="store"),
     Text("waiting for clients", _K.TCPSTORE_ERROR, _S.SETUP_WAITED, r"imed out after \d{1,9} seconds waiting for clients.{0,60}", family="store"),
     Text("lient socket has", _K.TCPSTORE_ERROR, _S.LINK, r"client socket has failed to connect to (?P<peer>[^\s(]{1,80}).{0,10}errno: (?:110|113)\b.{0,40}", family="store"),
+    Text("gai error", _K.TCPSTORE_ERROR, _S.SETTING, r"client socket has failed to connect to .{0,160}cannot be retrieved \(gai error.{0,60}", detail="a name that does not resolve", family="store"),
     Text("lient socket has", _K.TCPSTORE_ERROR, _S.COORDINATOR, r"client socket has timed out after.{0,120}", detail="its store cannot be reached", family="store"),
     Text("lient socket has", _K.TCPSTORE_ERROR, _S.COORDINATOR, r"client socket has failed to connect to any network address.{0,80}", detail="its store cannot be reached", family="store"),
     Text("Original timeout was", _K.TCPSTORE_ERROR, _S.COORDINATOR, r"connect\(\) timed out\. Original timeout was \d{1,9}", detail="its store cannot be reached", family="store"),
@@ -619,7 +625,7 @@ ENDS: tuple[Text, ...] = (
     Text("NodeNotReady", _K.NODE, _S.NODE_GONE, detail="Kubernetes: node not ready", family="end"),
     Text("stopped posting node status", _K.NODE, _S.NODE_GONE, detail="Kubernetes: node silent", family="end"),
     Text("NotReady", _K.NODE, _S.NODE_GONE, r"\bNotReady\b", detail="Kubernetes: node not ready", family="end"),
-    Text("node.kubernetes.io/unreachable", _K.NODE, _S.NODE_GONE, detail="Kubernetes: node unreachable", family="end"),
+    Text("node.kubernetes.io/unreachable", _K.NODE, _S.NODE_GONE, r"(?<!key: )node\.kubernetes\.io/unreachable(?!:\w{3,20} {1,4}(?:op=|for ))", detail="Kubernetes: node unreachable", family="end"),
     Text("marked as dead", _K.NODE, _S.NODE_GONE, r"This node has bee[nm] marked as dead", detail="Ray: node dead", family="end"),
     Text("killed", _K.EXIT, _S.KILLED, r"^\[\d{1,3}\] {1,8}\d{1,8} killed\b", detail="SIGKILL", family="end"),
     Text("已杀死", _K.EXIT, _S.KILLED, detail="SIGKILL", family="end"),
@@ -627,8 +633,8 @@ ENDS: tuple[Text, ...] = (
     Text("dead or unavailable", _K.NODE, _S.NODE_GONE, r"node it was running on is dead or unavailable", detail="Ray: node dead", family="end"),
     Text("Raylet is terminated", _K.NODE, _S.NODE_GONE, r"Raylet is terminated: ip=[\w.:]{1,45}", detail="Ray: node dead", family="end"),
     Text("NodeLost", _K.NODE, _S.NODE_GONE, detail="Kubernetes: node lost", family="end"),
-    Text("xit", _K.EXIT, _S.KILLED, r"[Ee]xit(?: c|C)ode\W{1,4}137\b", detail="SIGKILL", family="end"),
-    Text("xit", _K.EXIT, _S.CRASHED, r"[Ee]xit(?: c|C)ode\W{1,4}139\b", detail="segmentation fault", family="end"),
+    Text("xit", _K.EXIT, _S.KILLED, r"[Ee]xit(?: c| C|C)ode\W{1,16}137\b", detail="SIGKILL", family="end"),
+    Text("xit", _K.EXIT, _S.CRASHED, r"[Ee]xit(?: c| C|C)ode\W{1,16}139\b", detail="segmentation fault", family="end"),
     Text("got signal: 1", _K.EXIT, _S.KILLED, r"got signal: 1\b", detail="SIGHUP: the terminal or session it ran in was closed", family="end"),
     Text("death signal", _K.EXIT, _S.KILLED, r"Received (?:1|SIGHUP|Signals\.SIGHUP) death signal", detail="SIGHUP: the terminal or session it ran in was closed", family="end"),
 
@@ -714,4 +720,4 @@ ENDS: tuple[Text, ...] = (
     Text("soft lockup", _K.KERNEL, _S.HOST_STUCK, r"soft lockup - CPU#\d{1,4} stuck", detail="kernel soft lockup"),
 )  # fmt: skip
 
-TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS + LISTED
+TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS + PLATFORMS + LISTED + BACKSTOPS

@@ -1,0 +1,133 @@
+"""The texts of what a job stands on, listed from sources: kernels and links, Kubernetes, containers, Slurm, Ray, file systems, hubs.
+
+The one idea: such a program prints hundreds of errors and nearly all of them mean one class. So a few rows say what differs
+(PLATFORMS), and the last row of a program says what its errors mean if no other row knows one (BACKSTOPS). A last row has a
+sign that speaks only where nothing else does (`meanings.VAGUE`, and consequences).
+"""
+
+# ruff: noqa: E501 -- a row of the table is one line, however long its expression
+
+from elasticrl.contract.evidence import Kind, Sign
+from elasticrl.diagnose.rows import Text
+
+_K, _S = Kind, Sign
+
+#: What tells more than its program's last row does.
+PLATFORMS: tuple[Text, ...] = (
+    # Kernels, drivers and cards.
+    Text("NVRM", _K.XID, _S.GPU_BROKEN, r"NVRM: .{0,100}(?:GPU lost from the bus|NV_ERR_GPU_IS_LOST|uvm encountered global fatal error)", detail="the driver has lost the GPU", family="xid"),
+    Text("GPU is probably locked", _K.XID, _S.GPU_SUSPECT, detail="the driver's watchdog", family="xid"),
+    Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}(?:ring [\w.]{1,30} timeout|GPU reset ?\(\d{1,4}\) failed|GPU reset end with ret = -)", family="amd"),
+    Text("Machine Check", _K.KERNEL, _S.GPU_SUSPECT, r"Hardware Error\]: (?:CPU \d{1,4}: )?Machine Check", detail="machine check"),
+    Text("pcieport", _K.KERNEL, _S.GPU_SUSPECT, r"pcieport .{0,40}(?:DPC: (?:containment event|.{0,20}error)|pciehp: Slot\(\S{1,10}\): (?:Link Down|Card not present))", detail="PCIe: a device went away", family="aer"),
+    Text("AER: can't recover", _K.KERNEL, _S.GPU_SUSPECT, detail="PCIe error", family="aer"),
+    Text("NULL pointer dereference", _K.KERNEL, _S.NODE_GONE, r"BUG: kernel NULL pointer dereference", detail="the kernel failed", family="end"),
+    Text("systemd-shutdown", _K.NODE, _S.NODE_GONE, r"systemd-shutdown\[\d{1,7}\]: .{0,60}", detail="the node was shut down", family="end"),
+    Text("enter system sleep state S5", _K.NODE, _S.NODE_GONE, detail="the node was shut down", family="end"),
+    Text("] trap ", _K.KERNEL, _S.CRASHED, r"\S{1,40}\[\d{1,9}\] trap (?:divide error|int3|bounds|stack segment).{0,40}", detail="a process crashed", family="end"),
+    Text("__vm_enough_memory", _K.KERNEL, _S.HOST_MEMORY, r"__vm_enough_memory: .{0,60}not enough memory", family="mem"),
+    Text("Slowdown", _K.KERNEL, _S.SLOW, r"\bHW Slowdown {1,60}: {1,8}Active", detail="throttled"),
+    Text("carrier: link disconnected", _K.KERNEL, _S.LINK, detail="link down", family="nic"),
+    Text("driver issue detected", _K.KERNEL, _S.NIC, r"(?:i40e|ice|ixgbe) .{0,60}driver issue detected.{0,40}", detail="the card's driver", family="nic"),
+    Text("ueue_xmit failed", _K.KERNEL, _S.NIC, r"ib\d{1,2}: dev_queue_xmit failed.{0,40}", detail="the card does not send", family="nic"),
+    Text("hw csum failure", _K.KERNEL, _S.NIC, detail="the card", family="nic"),
+    Text("fabric manager", _K.CUDA_ERROR, _S.VERSIONS, r"fabric manager .{0,80}version \S{1,20} (?:don't|doesn't|does not) match", detail="fabric manager and driver", family="cuda"),
+    Text("insert ", _K.CUDA_ERROR, _S.MISFIT, r"modprobe: ERROR: could not insert '?nvidia\w{0,12}", detail="the driver cannot be loaded", family="cuda"),
+    Text("DKMS", _K.VERSION, _S.VERSIONS, r"(?:DKMS|dkms).{0,60}(?:[Bb]ad return status|failed|[Ee]rror!).{0,40}", detail="the driver is not built for this kernel", family="cuda"),
+    Text("nvidia-persistenced", _K.CUDA_ERROR, _S.MISFIT, r"nvidia-persistenced.{0,20}: .{0,40}(?:[Ff]ailed to query NVIDIA devices|[Ff]ailed to initialize)", detail="the driver is not loaded", family="cuda"),
+    Text("nvidia-peermem", _K.NCCL_WARN, _S.FABRIC, r"nvidia-peermem.{0,60}(?:Invalid|not |fail|missing).{0,40}", family="fabric"),
+    # Tools that try a link.
+    Text("Failed status ", _K.NCCL_WARN, _S.LINK, r"Failed status (?P<code>12|13)\b.{0,40}", detail="a transfer failed: status", family="ib"),
+    Text("Failed status ", _K.NCCL_WARN, _S.FABRIC, r"Failed status (?P<code>\d{1,2}): wr_id.{0,40}", detail="a transfer failed: status", family="ib"),
+    Text("modify QP", _K.NCCL_WARN, _S.LINK, r"[Ff]ailed to modify QP(?: \w{1,12})? to \w{3,4}", family="ib"),
+    Text("GID index", _K.NCCL_WARN, _S.NIC, r"(?:[Uu]nable|[Ff]ailed) to (?:find|query|get) (?:a )?(?:valid )?GID(?: index)?", detail="the card has no such GID", family="ib"),
+    Text("mad_rpc", _K.NCCL_WARN, _S.LINK, r"_do_madrpc failed; dport.{0,30}", detail="a port of InfiniBand does not answer", family="ib"),
+    Text("iberror", _K.NCCL_WARN, _S.LINK, r"iberror: failed: .{0,60}", detail="InfiniBand", family="ib"),
+    Text("RDMA_CM_EVENT_", _K.NCCL_WARN, _S.LINK, r"RDMA_CM_EVENT_(?:UNREACHABLE|ROUTE_ERROR|ADDR_ERROR|CONNECT_ERROR)", family="ib"),
+    Text("rdma_resolve_", _K.NCCL_WARN, _S.LINK, r"rdma_resolve_(?:route|addr).{0,20}(?:timed out|fail|No route|unreachable).{0,30}", family="ib"),
+    Text("Unable to init the socket connection", _K.NCCL_WARN, _S.CALL_FAILED, family="sock"),
+    Text("Couldn't connect to ", _K.NCCL_WARN, _S.CALL_FAILED, r"Couldn't connect to [\w.:-]{3,80}:\d{2,5}", family="sock"),
+    Text("nc: ", _K.NCCL_WARN, _S.LINK, r"\bnc: .{0,80}(?:timed out|No route|unreachable)", family="sock"),
+    Text("nc: ", _K.NCCL_WARN, _S.CALL_FAILED, r"\bnc: .{0,80}refused", family="sock"),
+    Text("curl: (", _K.EXCEPTION, _S.OUTSIDE, r"curl: \((?:5|6|7|18|28|35|52|55|56|92)\) .{0,100}", detail="a server outside cannot be reached", family="hub"),
+    Text("pml_ucx", _K.CARRIER, _S.CALL_FAILED, r"pml_ucx\.c:\d{1,5} {1,3}Error: .{0,120}", family="ucx"),
+    # Kubernetes: reasons of events, containers and pods, as kubectl's columns, as YAML and as JSON.
+    Text("DeletionByPodGC", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was removed", family="end"),
+    Text("PodGC: node", _K.NODE, _S.NODE_GONE, r"PodGC: node no longer exists", detail="Kubernetes: the node was removed", family="end"),
+    Text("NodeControllerEviction", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
+    Text("Rebooted", _K.NODE, _S.NODE_GONE, r"(?:Warning|Normal) {1,12}Rebooted\b.{0,80}|has been rebooted, boot id", detail="Kubernetes: the node was rebooted", family="end"),
+    Text("ContainerStatusUnknown", _K.EXIT, _S.PEER_GONE, detail="Kubernetes: nobody knows how the container ended", family="end"),
+    Text("xit", _K.EXIT, _S.ABORTED, r"[Ee]xit(?: c| C|C)ode\W{1,16}134\b", detail="SIGABRT", family="end"),
+    Text("xit", _K.EXIT, _S.UNSUITED, r"\b(?:Exit Code|exitCode)\W{1,16}(?:126|127|128)\b", detail="the container has no such program, or must not run it", family="end"),
+    Text("xit", _K.EXIT, _S.FAILED, r"\b(?:Exit Code|exitCode)\W{1,16}(?:1|2|255)\b", detail="its container ended with an error", family="end"),
+    Text("exited with code ", _K.EXIT, _S.FAILED, r"Pod: \S{1,120} exited with code (?:1|2|255)\b", detail="its container ended with an error", family="end"),
+    Text("BackoffLimitExceeded", _K.EXIT, _S.FAILED, detail="Kubernetes: its pods failed again and again", family="end"),
+    Text("PIDPressure", _K.LIMIT, _S.RESOURCE_LIMIT, r"condition.{0,10}\[PIDPressure\]|PIDPressure {1,20}True", detail="processes of the node", family="mem"),
+    Text("low on resource: pids", _K.LIMIT, _S.RESOURCE_LIMIT, detail="processes of the node", family="mem"),
+    Text("reemption", _K.LIMIT, _S.UNSUITED, r"PreemptionByScheduler|preempting to accommodate a higher priority pod", detail="Kubernetes: preempted", family="sched"),
+    Text("EvictionByEvictionAPI", _K.LIMIT, _S.UNSUITED, detail="Kubernetes: evicted", family="sched"),
+    Text("CrashLoopBackOff", _K.LIMIT, _S.UNSUITED, detail="Kubernetes: a container ends as often as it starts", family="sched"),
+    Text("ack-off", _K.LIMIT, _S.UNSUITED, r"[Bb]ack-off .{0,20}restarting failed container", detail="Kubernetes: a container ends as often as it starts", family="sched"),
+    Text("Error from server", _K.RENDEZVOUS, _S.COORDINATOR, r"Error from server \((?:InternalError|ServiceUnavailable|Timeout|ServerTimeout|TooManyRequests)\)", detail="Kubernetes' control plane", family="rdzv"),
+    Text("Error from server", _K.LIMIT, _S.UNSUITED, r"Error from server(?: \(\w{3,30}\))?: .{0,120}", detail="Kubernetes refuses what was asked", family="sched"),
+    Text("runAsNonRoot", _K.LIMIT, _S.SETTING, r"container has runAsNonRoot.{0,80}", detail="Kubernetes: the container's user", family="sched"),
+    # Containers.
+    Text("CDI ", _K.LIMIT, _S.SETTING, r"(?:unresolvable CDI|inject(?:ing)? CDI|generate CDI|create (?:device )?CDI|CDI (?:registry|spec\w{0,10}|device\w{0,2}).{0,40}(?:fail|not found|invalid)).{0,80}", detail="the container's GPUs", family="cuda"),
+    Text("driverInitFileInfo", _K.LIMIT, _S.UNSUITED, r"driverInitFileInfo \d{1,5} result=[1-9]", detail="the container's GPUs", family="cuda"),
+    Text("nv files on this host", _K.LIMIT, _S.SETTING, r"Could not find any nv files on this host", detail="the container has no GPU driver", family="cuda"),
+    Text("container creation failed", _K.LIMIT, _S.UNSUITED, r"container creation failed: .{0,120}", detail="the container cannot start", family="sched"),
+    Text("Cannot connect to the Docker daemon", _K.LIMIT, _S.UNSUITED, detail="the container runtime does not run", family="sched"),
+    Text("pyxis: [ERROR]", _K.LIMIT, _S.SETTING, r"pyxis: {1,8}\[ERROR\].{0,120}", detail="the container plugin", family="sched"),
+    Text("pyxis: ", _K.LIMIT, _S.SETTING, r"pyxis: (?:error: a container with name|child \d{1,9} failed|container start failed|.{0,20}no such file|.{0,20}mkdir).{0,120}", detail="the container plugin", family="sched"),
+    Text("SPANK plugin", _K.LIMIT, _S.SETTING, r"SPANK plugin .{1,60} option .{1,60} not found", detail="a plugin of Slurm that not all nodes have", family="sched"),
+    # Slurm.
+    Text("Node failure", _K.NODE, _S.NODE_GONE, r"error: (?P<node>[\w.-]{1,80}): tasks? [\d,-]{1,80}: Node failure", detail="Slurm: node failed", family="end"),
+    # Ray.
+    Text("reconnect to GCS", _K.RENDEZVOUS, _S.COORDINATOR, r"[Cc]ouldn't reconnect to GCS.{0,80}", detail="Ray's head", family="rdzv"),
+    Text("check the health of this node", _K.RENDEZVOUS, _S.STORE_GONE, r"GCS failed to check the health of this node", detail="Ray's head does not hear this node", family="rdzv"),
+    Text("ray client connection timeout", _K.RENDEZVOUS, _S.COORDINATOR, detail="Ray's head", family="rdzv"),
+    Text("ailed to start GCS", _K.RENDEZVOUS, _S.COORDINATOR, detail="Ray's head", family="rdzv"),
+    Text("ailed to start the dashboard", _K.RENDEZVOUS, _S.STORE_GONE, detail="Ray's head", family="rdzv"),
+    Text("RaySystemError", _K.RENDEZVOUS, _S.STORE_GONE, r"RaySystemError: System error: (?:Broken pipe|Connection|[Ff]ailed to connect|Unknown error|.{0,60}(?:raylet|GCS|socket)).{0,80}", detail="Ray's daemons", family="rdzv"),
+    Text("Check failed:", _K.RENDEZVOUS, _S.STORE_GONE, r"\((?:raylet|gcs_server)\) \S{1,60}\.(?:cc|h):\d{1,6}: {1,4}Check failed:.{0,120}", detail="a daemon of Ray ended", family="rdzv"),
+    Text("allocate any GPUs on the driver node", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
+    Text("required GPUs exceeds", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
+    # File systems.
+    Text("fusermount", _K.DISK, _S.DISK_BROKEN, r"fusermount3?: .{0,120}(?:fail|not permitted|not found|denied|Invalid|not connected).{0,60}", detail="FUSE", family="disk"),
+    Text("MessagingTk", _K.DISK, _S.DISK_BROKEN, r"MessagingTk.{0,40}>> .{0,120}", detail="BeeGFS", family="disk"),
+    Text("beegfs", _K.DISK, _S.DISK_BROKEN, r"beegfs.{0,160}(?:[Nn]o connection|[Ff]ailed|[Ee]rror)", detail="BeeGFS", family="disk"),
+    Text("ceph-fuse", _K.DISK, _S.DISK_BROKEN, r"ceph-fuse.{0,120}(?:evict|blocklist|fail|error|timed out)", detail="Ceph", family="disk"),
+    *(
+        Text(name, _K.DISK, _S.DISK_BROKEN, rf"\b{name}(?:\[\d{{1,9}}\])?: .{{0,120}}(?:ERROR|[Ee]rror|[Ff]ailed|[Tt]imed out)", detail="a file system in the network", family="disk")
+        for name in ("goofys", "s3fs", "gcsfuse", "mount-s3", "blobfuse", "blobfuse2", "alluxio", "cvmfs2")
+    ),
+    # The way between them.
+    Text("dest_addr=", _K.CARRIER, _S.SETTING, r"UCX .{0,60}connect\(.{0,40}dest_addr=(?:127\.|172\.17\.)[\d.:]{3,20}.{0,20}failed", detail="an address that other machines cannot reach (loopback or a bridge)", family="ucx"),
+    Text("UCX ", _K.CARRIER, _S.FABRIC, r"(?:ucp|uct)_device\w{0,20}\.[ch].{0,20}UCX {1,4}ERROR .{0,120}|UCX {1,4}ERROR .{0,80}(?:lane for local device|local device GPU|gdaki|GDAKI)", detail="GPU memory and UCX", family="ucx"),
+    Text("mapping of buffer object failed", _K.NCCL_WARN, _S.FABRIC, detail="memory of one GPU that another cannot map", family="fabric"),
+    Text("cuMem", _K.NCCL_WARN, _S.FABRIC, r"\bcuMem(?:Create|Map|SetAccess|Import\w{0,30}|Export\w{0,30}|AddressReserve) failed: \d{1,4}", detail="memory of one GPU that another cannot map", family="fabric"),
+    Text("GRH is mandatory", _K.NCCL_WARN, _S.NIC, detail="RoCE: the GID", family="ib"),
+    Text("IMEX", _K.NCCL_WARN, _S.FABRIC, r"IMEX.{0,80}(?:[Uu]nable|[Cc]annot|[Cc]ould n|UNAVAILABLE|DOWN|timed out).{0,60}", detail="multi-node NVLink (IMEX)", family="fabric"),
+    Text("SXid", _K.XID, _S.GPU_BROKEN, r"[Ff]atal.{0,20}SXid \d{4,6}|SXid \d{4,6}.{0,40}[Ff]atal", detail="NVSwitch SXid", family="xid"),
+    Text("got 0 bytes", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"[Ff]ailed to recv, got 0 bytes", family="store"),
+    Text("failed on SocketImpl", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"(?:recv|send)\w{3,20} failed on SocketImpl", family="store"),
+    # Engines, hubs and what watches a run.
+    Text("mem-fraction", _K.OOM, _S.GPU_MEMORY, r"[Nn]ot enough memory.{0,60}mem-fraction", detail="the cache does not fit", family="mem"),
+    Text("OfflineModeIsEnabled", _K.EXCEPTION, _S.UNSUITED, r"OfflineModeIsEnabled: .{0,120}|Cannot reach \S{1,160}: offline mode is enabled", detail="offline mode, and the file is not here", family="hub"),
+    Text("LocalEntryNotFoundError", _K.EXCEPTION, _S.OUTSIDE, detail="the hub cannot be reached", family="hub"),
+    Text("nitialization has timed out", _K.EXCEPTION, _S.OUTSIDE, r"Run initialization has timed out after.{0,20}", detail="wandb's server", family="hub"),
+    Text("calling W&B API", _K.EXCEPTION, _S.OUTSIDE, r"Error while calling W&B API.{0,80}", detail="wandb's server", family="hub"),
+    Text("api_key not configured", _K.EXCEPTION, _S.UNSUITED, detail="wandb has no key", family="hub"),
+)  # fmt: skip
+
+#: What a program's error means if no row above knows it.
+BACKSTOPS: tuple[Text, ...] = (
+    Text("Warning ", _K.LIMIT, _S.UNSUITED, r"^\s{0,8}Warning {1,12}[A-Z][A-Za-z]{3,50} {1,20}(?:<?\w{1,10}>?|\d{1,4}[smhd]\w{0,8})(?: \(x.{1,30}\))? {1,20}[a-z][\w.,/-]{2,60} {1,20}\S", detail="Kubernetes: an event", family="sched"),
+    Text("pyxis: ", _K.LIMIT, _S.UNSUITED, r"error: pyxis: (?!printing|ignoring).{0,120}", detail="the container plugin", family="sched"),
+    Text("enroot-", _K.LIMIT, _S.UNSUITED, r"enroot-\w{3,30}: .{0,120}", detail="the container cannot start", family="sched"),
+    Text("[ERROR] ", _K.LIMIT, _S.UNSUITED, r"\[ERROR\] (?:Command not found|No such file or directory|Invalid (?:argument|image)|Failed to mount|Could not (?:find|parse|process|retrieve|acquire|change)|Unknown NVIDIA|File already exists|URL \S{1,200} returned error code): ?.{0,80}", detail="enroot", family="sched"),
+    Text("spank", _K.LIMIT, _S.UNSUITED, r"error: (?:spank|Failed to invoke spank|Plugin stack).{0,120}", detail="a plugin of Slurm", family="sched"),
+    Text(": error: ", _K.LIMIT, _S.UNSUITED, r"\b(?:srun|sbatch|salloc|slurmstepd|slurmd|scontrol): (?:error|fatal): (?!\*\*\*|[\w.\[\],-]{1,80}: tasks? |Terminating|Timed out waiting|[Tt]ask \d|[Dd]etected|couldn't chdir|write to unblock|step_launch|Exceeded|.{0,80}(?:CANCELLED|oom|OOM|refused|timed out|respond|route to host|reset by peer)).{1,120}", detail="Slurm", family="sched"),
+    Text("error: _", _K.LIMIT, _S.UNSUITED, r"^(?:\[\S{1,40}\] )?(?:\[[\d.]{1,12}\] )?error: _\w{3,60}: .{1,120}", detail="Slurm", family="sched"),
+    Text("GCS", _K.RENDEZVOUS, _S.STORE_GONE, r"\b[EC] \d{1,7} \d{1,7}\] .{0,80}\bGCS\b.{0,120}", detail="Ray's head", family="rdzv"),
+)  # fmt: skip
