@@ -61,13 +61,14 @@ _DIED: Final = re.compile(
 _VERSION: Final = re.compile(
     r"\b[Vv]ersions? (?:of|is|must|mismatch|\d)|[Uu]pgrade|[Dd]owngrade|[Ii]ncompatib|[Pp]lease (?:re)?install|pip install|"
     r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)|"
-    r"(?:is|are|was) not installed|to be installed|requires? [\w.\[\]-]{2,40} ?(?:[<>=]=|>|version)|[Rr]equired? version|too old|"
-    r"[a-z] ?[<>]=? ?\d{1,3}\.\d"
+    r"(?:is|are|was) not installed|to be installed|requires? [\w.\[\]-]{2,40} ?(?:[<>=]=|>|version)|[Rr]equired? version|"
+    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d"
 )
 #: Settings of launchers and of how a job is cut among ranks.
 _PLACE: Final = re.compile(
-    r"\bport\b|\b[Ee]nv(?:iron(?:ment)?)? ?var(?:iable)?|environment variable|MASTER_|VISIBLE_DEVICES|LOCAL_RANK|WORLD_SIZE|ulimit|"
-    r"[Hh]ost ?(?:name|file)|[Pp]ermission|\b(?:num_(?:machines|nodes|processes)|nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
+    r"\bport\b|\b[Ee]nv(?:iron(?:ment)?)? ?var(?:iable)?|environment variable|MASTER_|VISIBLE_DEVICES|LOCAL_RANK|WORLD_SIZE|"
+    r"ulimit|[Hh]ost ?(?:name|file)|[Pp]ermission|"
+    r"\b(?:num_(?:machines|nodes|processes)|nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
     r"[Nn]umber of (?:GPUs|gpus|devices|processes|nodes|ranks|workers)|[Ww]orld.?[Ss]ize|\b(?:tp|pp|dp|cp|ep|sp)_size\b|"
     r"(?:TP|PP|DP|CP|EP)[_ ]size|(?:tensor|pipeline|context|data|expert|sequence|model)[_ -](?:model[_ -])?parallel.{0,40}size"
 )

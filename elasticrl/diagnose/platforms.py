@@ -16,6 +16,7 @@ _K, _S = Kind, Sign
 PLATFORMS: tuple[Text, ...] = (
     # Kernels, drivers and cards.
     Text("NVRM", _K.XID, _S.GPU_BROKEN, r"NVRM: .{0,100}(?:GPU lost from the bus|NV_ERR_GPU_IS_LOST|uvm encountered global fatal error)", detail="the driver has lost the GPU", family="xid"),
+    Text("NVRM", _K.XID, _S.GPU_BROKEN, r"NVRM: .{0,40}(?:rm_init_adapter failed|osInitNvMapping.{0,12}(?:Cannot attach gpu|failed))", detail="the driver cannot start the GPU", family="xid"),
     Text("GPU is probably locked", _K.XID, _S.GPU_SUSPECT, detail="the driver's watchdog", family="xid"),
     Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}(?:ring [\w.]{1,30} timeout|GPU reset ?\(\d{1,4}\) failed|GPU reset end with ret = -)", family="amd"),
     Text("Machine Check", _K.KERNEL, _S.GPU_SUSPECT, r"Hardware Error\]: (?:CPU \d{1,4}: )?Machine Check", detail="machine check"),
@@ -41,6 +42,10 @@ PLATFORMS: tuple[Text, ...] = (
     Text("Failed status ", _K.NCCL_WARN, _S.FABRIC, r"Failed status (?P<code>\d{1,2}): wr_id.{0,40}", detail="a transfer failed: status", family="ib"),
     Text("modify QP", _K.NCCL_WARN, _S.LINK, r"[Ff]ailed to modify QP(?: \w{1,12})? to \w{3,4}", family="ib"),
     Text("GID index", _K.NCCL_WARN, _S.NIC, r"(?:[Uu]nable|[Ff]ailed) to (?:find|query|get) (?:a )?(?:valid )?GID(?: index)?", detail="the card has no such GID", family="ib"),
+    *(
+        Text(f" {what}", _K.NCCL_WARN, _S.NIC, rf"(?:[Uu]nable to|[Ff]ailed to|[Cc]ould(?: not|n't)) (?:create|modify|get|open|allocate|register|query) (?:\w{{1,12}} )?{what}\b.{{0,40}}", family="ib")
+        for what in ("QP", "CQ", "PD", "IB resource", "IB device", "device attribute", "protection domain", "completion queue")
+    ),
     Text("mad_rpc", _K.NCCL_WARN, _S.LINK, r"_do_madrpc failed; dport.{0,30}", detail="a port of InfiniBand does not answer", family="ib"),
     Text("iberror", _K.NCCL_WARN, _S.LINK, r"iberror: failed: .{0,60}", detail="InfiniBand", family="ib"),
     Text("RDMA_CM_EVENT_", _K.NCCL_WARN, _S.LINK, r"RDMA_CM_EVENT_(?:UNREACHABLE|ROUTE_ERROR|ADDR_ERROR|CONNECT_ERROR)", family="ib"),
