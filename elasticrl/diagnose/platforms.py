@@ -14,6 +14,51 @@ _K, _S = Kind, Sign
 
 #: What tells more than its program's last row does.
 PLATFORMS: tuple[Text, ...] = (
+    # Launchers, shells and the place that a job runs in.
+    Text("command not found", _K.LIMIT, _S.UNSUITED, r"\S{1,60}(?<!py-spy): command not found", detail="a program that is not installed there", family="sched"),
+    Text(": not found", _K.LIMIT, _S.UNSUITED, r"^.{0,60}sh: (?:line )?\d{1,6}: \S{1,60}: not found", detail="a program that is not installed there", family="sched"),
+    Text("env: ", _K.LIMIT, _S.UNSUITED, r"/env: .{1,60}: No such file or directory", detail="a program that is not installed there", family="exception"),
+    Text("KeyError: '", _K.LIMIT, _S.UNSUITED, r"KeyError: '(?:(?:LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w{3,40}|OMPI_\w{3,40}|PMI_\w{3,20}|\w{0,12}VISIBLE_DEVICES|[A-Z]{2,20}_(?:HOME|PATH|DIR|KEY|TOKEN))'", detail="an environment variable that its launcher did not set", family="exception"),
+    Text("SLURM", _K.LIMIT, _S.SETTING, r"You set `?-?-?\w{1,40}.{0,120}SLURM.{0,120}", detail="Slurm's tasks and the program's devices", family="exception"),
+    Text("our machine only has", _K.LIMIT, _S.SETTING, r"You requested .{0,80}[Bb]ut your machine only has.{0,40}", detail="not enough GPUs", family="exception"),
+    Text("pdsh@", _K.LIMIT, _S.SETTING, r"pdsh@\S{1,80}: \S{1,80}: (?:ssh exited|connect:|Could not|.{0,20}command not found).{0,60}", detail="ssh to the other nodes", family="sched"),
+    Text("attempt to run as root", _K.LIMIT, _S.SETTING, r"has detected an attempt to run as root", detail="mpirun", family="mpi"),
+    Text("binding more processes than", _K.LIMIT, _S.SETTING, detail="mpirun: binding of processes", family="mpi"),
+    Text("hread creation failed", _K.LIMIT, _S.RESOURCE_LIMIT, r"libgomp: Thread creation failed.{0,60}", detail="processes (ulimit -u)", family="mem"),
+    Text("OMP: Error #", _K.LIMIT, _S.RESOURCE_LIMIT, r"OMP: Error #(?:34|35|179).{0,80}", detail="processes (ulimit -u)", family="mem"),
+    Text("OMP: Error #15", _K.EXCEPTION, _S.MISFIT, detail="two libraries for OpenMP", family="exception"),
+    Text("RLIMIT_MEMLOCK is", _K.LIMIT, _S.UNSUITED, r"RLIMIT_MEMLOCK is \d{1,12} bytes", detail="locked memory (ulimit -l)", family="mem"),
+    Text("cannot modify limit", _K.LIMIT, _S.UNSUITED, r"ulimit: .{0,60}cannot modify limit", detail="a limit that may not be raised", family="mem"),
+    Text("max_map_count", _K.LIMIT, _S.RESOURCE_LIMIT, r"max_map_count.{0,40}(?:too low|is low|increase|at least)", detail="vm.max_map_count", family="mem"),
+    Text("locate a modulefile", _K.LIMIT, _S.UNSUITED, r"[Uu]nable to locate a modulefile.{0,40}", detail="a module that is not there", family="sched"),
+    Text("Lmod has detected", _K.LIMIT, _S.UNSUITED, r"Lmod has detected the following error.{0,80}", detail="a module that is not there", family="sched"),
+    Text("hell has not been properly configured", _K.LIMIT, _S.UNSUITED, detail="conda", family="exception"),
+    Text("NCCL WARN ", _K.NCCL_WARN, _S.SETTING, r"NCCL WARN .{0,30}(?:[Cc]ould not parse|[Ii]nvalid value|[Uu]nknown value|not a valid value).{0,60}", detail="a variable of NCCL", family="fabric"),
+    Text("free port", _K.TCPSTORE_ERROR, _S.SETTING, r"(?:[Cc]ould ?n(?:ot|'t) find|[Nn]o|[Ff]ailed to find) .{0,10}free ports?.{0,40}", detail="no port is free", family="store"),
+    Text("bind", _K.TCPSTORE_ERROR, _S.UNSUITED, r"(?:[Cc]ould ?n(?:ot|'t)|[Cc]annot|[Ff]ailed to|[Uu]nable to) bind .{0,20}(?:address|port|socket).{0,60}", detail="an address or port that cannot be had", family="store"),
+    Text("specified on host", _K.LIMIT, _S.SETTING, r"No slot .{1,20} specified on host.{0,40}", detail="DeepSpeed's hostfile", family="sched"),
+    Text("no GPU resources available", _K.LIMIT, _S.SETTING, detail="no GPU is visible", family="sched"),
+    Text("launcher '", _K.LIMIT, _S.SETTING, r"launcher '\w{1,20}' not installed", detail="a launcher that is not installed", family="exception"),
+    Text("User-specified max_model_len", _K.EXCEPTION, _S.UNSUITED, r"User-specified max_model_len.{0,120}", family="exception"),
+    Text("No visible GPU devices", _K.LIMIT, _S.UNSUITED, detail="no GPU is visible", family="exception"),
+    Text("Inconsistent compute device and", _K.EXCEPTION, _S.UNSUITED, r"Inconsistent compute device and .{0,60}", family="exception"),
+    Text("aiting on lock file", _K.STACK, _S.WAITED, r"[Ww]aiting on lock file.{0,60}", detail="waits for a lock file"),
+    Text("JobHeld", _K.LIMIT, _S.SETTING, r"\bJobHeld(?:User|Admin)\b", detail="Slurm: the job is held", family="sched"),
+    Text("Reason=", _K.LIMIT, _S.SETTING, r"Reason=(?:Assoc|QOS|Partition|ReqNodeNotAvail|BadConstraints|Invalid|DependencyNever)\w{0,40}", detail="Slurm", family="sched"),
+    # Libraries that do not fit.
+    Text("operator ", _K.EXCEPTION, _S.MISFIT, r"operator \w{2,40}::\w{1,60} does not exist", detail="built for another torch", family="exception"),
+    Text("Could not run '", _K.EXCEPTION, _S.MISFIT, r"Could not run '\w{2,40}::\w{1,60}' with arguments from the '\w{2,20}' backend", detail="built without this kind of device", family="exception"),
+    Text("_OpNamespace", _K.EXCEPTION, _S.VERSIONS, r"'_OpNamespace' '\w{1,60}' object has no attribute.{0,60}", detail="its compiled part was not loaded", family="exception"),
+    Text("compiled with different CUDA", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("ot compiled with --", _K.EXCEPTION, _S.MISFIT, r"not compiled with --\w{2,40}", family="exception"),
+    Text("build does not support", _K.EXCEPTION, _S.MISFIT, r"build does not support.{0,60}", family="exception"),
+    Text("ABI mismatch", _K.EXCEPTION, _S.VERSIONS, r"ABI mismatch.{0,80}", family="exception"),
+    Text("rotocol version", _K.VERSION, _S.VERSIONS, r"[Pp]rotocol version \d{1,8} not supported", family="exception"),
+    Text("InvalidVersion", _K.EXCEPTION, _S.MISFIT, r"InvalidVersion: .{0,60}", family="exception"),
+    Text("CalledProcessError: Command '", _K.EXCEPTION, _S.MISFIT, r"CalledProcessError: Command '\[?'?(?:ninja|nvcc|cmake|which|gcc|g\+\+|\S{0,60}/(?:gcc|cc|g\+\+|nvcc))'.{0,80}", detail="a kernel could not be built", family="exception"),
+    Text("Unrecognized configuration class", _K.EXCEPTION, _S.MISFIT, r"Unrecognized configuration class.{0,80}", family="exception"),
+    Text("is not defined", _K.EXCEPTION, _S.MISFIT, r"name '(?:amp_C|fused_\w{1,40}|flash_attn\w{0,40}|\w{1,40}_cuda|scaled_\w{1,60})' is not defined", detail="its compiled part is not installed", family="exception"),
+    Text("object has no attribute", _K.EXCEPTION, _S.MISFIT, r"'\w{1,60}(?:Config|Cache|Tokenizer|TokenizerFast|Trainer|ForCausalLM|ForConditionalGeneration|Attention|DecoderLayer|PreTrainedModel)' object has no attribute.{0,60}", family="exception"),
     # Kernels, drivers and cards.
     Text("NVRM", _K.XID, _S.GPU_BROKEN, r"NVRM: .{0,100}(?:GPU lost from the bus|NV_ERR_GPU_IS_LOST|uvm encountered global fatal error)", detail="the driver has lost the GPU", family="xid"),
     Text("NVRM", _K.XID, _S.GPU_BROKEN, r"NVRM: .{0,40}(?:rm_init_adapter failed|osInitNvMapping.{0,12}(?:Cannot attach gpu|failed))", detail="the driver cannot start the GPU", family="xid"),
@@ -132,7 +177,10 @@ BACKSTOPS: tuple[Text, ...] = (
     Text("enroot-", _K.LIMIT, _S.UNSUITED, r"enroot-\w{3,30}: .{0,120}", detail="the container cannot start", family="sched"),
     Text("[ERROR] ", _K.LIMIT, _S.UNSUITED, r"\[ERROR\] (?:Command not found|No such file or directory|Invalid (?:argument|image)|Failed to mount|Could not (?:find|parse|process|retrieve|acquire|change)|Unknown NVIDIA|File already exists|URL \S{1,200} returned error code): ?.{0,80}", detail="enroot", family="sched"),
     Text("spank", _K.LIMIT, _S.UNSUITED, r"error: (?:spank|Failed to invoke spank|Plugin stack).{0,120}", detail="a plugin of Slurm", family="sched"),
-    Text(": error: ", _K.LIMIT, _S.UNSUITED, r"\b(?:srun|sbatch|salloc|slurmstepd|slurmd|scontrol): (?:error|fatal): (?!\*\*\*|[\w.\[\],-]{1,80}: tasks? |Terminating|Timed out waiting|[Tt]ask \d|[Dd]etected|couldn't chdir|write to unblock|step_launch|Exceeded|.{0,80}(?:CANCELLED|oom|OOM|refused|timed out|respond|route to host|reset by peer)).{1,120}", detail="Slurm", family="sched"),
+    *(
+        Text(word, _K.LIMIT, _S.UNSUITED, r"\b(?:srun|sbatch|salloc|slurmstepd|slurmd|scontrol): (?:error|fatal): (?!\*\*\*|[\w.\[\],-]{1,80}: tasks? |Terminating|Timed out waiting|[Tt]ask \d|[Dd]etected|couldn't chdir|write to unblock|step_launch|Exceeded|.{0,80}(?:CANCELLED|oom|OOM|refused|timed out|respond|route to host|reset by peer)).{1,120}", detail="Slurm", family="sched")
+        for word in (": error: ", ": fatal: ")
+    ),
     Text("error: _", _K.LIMIT, _S.UNSUITED, r"^(?:\[\S{1,40}\] )?(?:\[[\d.]{1,12}\] )?error: _\w{3,60}: .{1,120}", detail="Slurm", family="sched"),
     Text("GCS", _K.RENDEZVOUS, _S.STORE_GONE, r"\b[EC] \d{1,7} \d{1,7}\] .{0,80}\bGCS\b.{0,120}", detail="Ray's head", family="rdzv"),
 )  # fmt: skip
