@@ -142,6 +142,10 @@ PLATFORMS: tuple[Text, ...] = (
     Text("Check failed:", _K.RENDEZVOUS, _S.STORE_GONE, r"\((?:raylet|gcs_server)\) \S{1,60}\.(?:cc|h):\d{1,6}: {1,4}Check failed:.{0,120}", detail="a daemon of Ray ended", family="rdzv"),
     Text("allocate any GPUs on the driver node", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
     Text("required GPUs exceeds", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
+    # JAX.
+    Text("XlaRuntimeError: ", _K.RENDEZVOUS, _S.UNMET, r"XlaRuntimeError: DEADLINE_EXCEEDED.{0,120}", detail="JAX's coordination service", family="rdzv"),
+    Text("XlaRuntimeError: ", _K.RENDEZVOUS, _S.STORE_GONE, r"XlaRuntimeError: (?:UNAVAILABLE|ABORTED|CANCELLED).{0,120}", detail="JAX's coordination service", family="rdzv"),
+    Text("coordination service with status", _K.RENDEZVOUS, _S.STORE_GONE, r"Failed to \w{3,20} (?:from|to|with) coordination service with status.{0,60}", detail="JAX's coordination service", family="rdzv"),
     # File systems.
     Text("fusermount", _K.DISK, _S.DISK_BROKEN, r"fusermount3?: .{0,120}(?:fail|not permitted|not found|denied|Invalid|not connected).{0,60}", detail="FUSE", family="disk"),
     Text("MessagingTk", _K.DISK, _S.DISK_BROKEN, r"MessagingTk.{0,40}>> .{0,120}", detail="BeeGFS", family="disk"),
@@ -154,7 +158,6 @@ PLATFORMS: tuple[Text, ...] = (
     # The way between them.
     Text("dest_addr=", _K.CARRIER, _S.SETTING, r"UCX .{0,60}connect\(.{0,40}dest_addr=(?:127\.|172\.17\.)[\d.:]{3,20}.{0,20}failed", detail="an address that other machines cannot reach (loopback or a bridge)", family="ucx"),
     Text("UCX ", _K.CARRIER, _S.FABRIC, r"(?:ucp|uct)_device\w{0,20}\.[ch].{0,20}UCX {1,4}ERROR .{0,120}|UCX {1,4}ERROR .{0,80}(?:lane for local device|local device GPU|gdaki|GDAKI)", detail="GPU memory and UCX", family="ucx"),
-    Text("mapping of buffer object failed", _K.NCCL_WARN, _S.FABRIC, detail="memory of one GPU that another cannot map", family="fabric"),
     Text("cuMem", _K.NCCL_WARN, _S.FABRIC, r"\bcuMem(?:Create|Map|SetAccess|Import\w{0,30}|Export\w{0,30}|AddressReserve) failed: \d{1,4}", detail="memory of one GPU that another cannot map", family="fabric"),
     Text("GRH is mandatory", _K.NCCL_WARN, _S.NIC, detail="RoCE: the GID", family="ib"),
     Text("IMEX", _K.NCCL_WARN, _S.FABRIC, r"IMEX.{0,80}(?:[Uu]nable|[Cc]annot|[Cc]ould n|UNAVAILABLE|DOWN|timed out).{0,60}", detail="multi-node NVLink (IMEX)", family="fabric"),
