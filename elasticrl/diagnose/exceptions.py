@@ -67,7 +67,8 @@ _VERSION: Final = re.compile(
 #: Settings of launchers and of how a job is cut among ranks.
 _PLACE: Final = re.compile(
     r"\bport\b|\b[Ee]nv(?:iron(?:ment)?)? ?var(?:iable)?|MASTER_|VISIBLE_DEVICES|LOCAL_RANK|local_rank|WORLD_SIZE|ulimit|"
-    r"[Hh]ost ?(?:name|file)|[Pp]ermission|\b(?:num_(?:machines|nodes|processes)|nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
+    r"[Hh]ost ?(?:name|file)|[Pp]ermission|\bnum_(?:machines|nodes|processes)\b|"
+    r"\b(?:nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
     r"[Nn]umber of (?:GPUs|gpus|devices|processes|nodes|ranks|workers)|[Ww]orld.?[Ss]ize|\b(?:tp|pp|dp|cp|ep|sp)_size\b|"
     r"(?:TP|PP|DP|CP|EP)[_ ]size|(?:tensor|pipeline|context|data|expert|sequence|model)[_ -](?:model[_ -])?parallel.{0,40}size"
 )

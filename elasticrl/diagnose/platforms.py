@@ -79,14 +79,14 @@ PLATFORMS: tuple[Text, ...] = (
     Text("hw csum failure", _K.KERNEL, _S.NIC, detail="the card", family="nic"),
     Text("fabric manager", _K.CUDA_ERROR, _S.VERSIONS, r"fabric manager .{0,80}version \S{1,20} (?:don't|doesn't|does not) match", detail="fabric manager and driver", family="cuda"),
     Text("insert ", _K.CUDA_ERROR, _S.MISFIT, r"modprobe: ERROR: could not insert '?nvidia\w{0,12}", detail="the driver cannot be loaded", family="cuda"),
-    Text("DKMS", _K.VERSION, _S.VERSIONS, r"(?:DKMS|dkms).{0,60}(?:[Bb]ad return status|failed|[Ee]rror!).{0,40}", detail="the driver is not built for this kernel", family="cuda"),
+    Text("DKMS", _K.VERSION, _S.VERSIONS, r"(?:DKMS|dkms).{0,60}(?:[Bb]ad return status|failed|[Ee]rror!).{0,40}", detail="the driver is not built for this kernel", family="cuda", more=("dkms",)),
     Text("nvidia-persistenced", _K.CUDA_ERROR, _S.MISFIT, r"nvidia-persistenced.{0,20}: .{0,40}(?:[Ff]ailed to query NVIDIA devices|[Ff]ailed to initialize)", detail="the driver is not loaded", family="cuda"),
     Text("nvidia-peermem", _K.NCCL_WARN, _S.FABRIC, r"nvidia-peermem.{0,60}(?:Invalid|not |fail|missing).{0,40}", family="fabric"),
     # Tools that try a link.
     Text("Failed status ", _K.NCCL_WARN, _S.LINK, r"Failed status (?P<code>12|13)\b.{0,40}", detail="a transfer failed: status", family="ib"),
     Text("Failed status ", _K.NCCL_WARN, _S.FABRIC, r"Failed status (?P<code>\d{1,2}): wr_id.{0,40}", detail="a transfer failed: status", family="ib"),
     Text("modify QP", _K.NCCL_WARN, _S.LINK, r"[Ff]ailed to modify QP(?: \w{1,12})? to \w{3,4}", family="ib"),
-    Text("GID index", _K.NCCL_WARN, _S.NIC, r"(?:[Uu]nable|[Ff]ailed) to (?:find|query|get) (?:a )?(?:valid )?GID(?: index)?", detail="the card has no such GID", family="ib"),
+    Text("GID index", _K.NCCL_WARN, _S.NIC, r"(?:[Uu]nable|[Ff]ailed) to (?:find|query|get) (?:a )?(?:valid )?GID(?: index)?", detail="the card has no such GID", family="ib", more=("GID",)),
     *(
         Text(f" {what}", _K.NCCL_WARN, _S.NIC, rf"(?:[Uu]nable to|[Ff]ailed to|[Cc]ould(?: not|n't)) (?:create|modify|get|open|allocate|register|query) (?:\w{{1,12}} )?{what}\b.{{0,40}}", family="ib")
         for what in ("QP", "CQ", "PD", "IB resource", "IB device", "device attribute", "protection domain", "completion queue")
@@ -105,7 +105,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("DeletionByPodGC", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was removed", family="end"),
     Text("PodGC: node", _K.NODE, _S.NODE_GONE, r"PodGC: node no longer exists", detail="Kubernetes: the node was removed", family="end"),
     Text("NodeControllerEviction", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
-    Text("Rebooted", _K.NODE, _S.NODE_GONE, r"(?:Warning|Normal) {1,12}Rebooted\b.{0,80}|has been rebooted, boot id", detail="Kubernetes: the node was rebooted", family="end"),
+    Text("Rebooted", _K.NODE, _S.NODE_GONE, r"(?:Warning|Normal) {1,12}Rebooted\b.{0,80}|has been rebooted, boot id", detail="Kubernetes: the node was rebooted", family="end", more=("has been rebooted",)),
     Text("ContainerStatusUnknown", _K.EXIT, _S.PEER_GONE, detail="Kubernetes: nobody knows how the container ended", family="end"),
     Text("xit", _K.EXIT, _S.ABORTED, r"[Ee]xit(?: c| C|C)ode\W{1,16}134\b", detail="SIGABRT", family="end"),
     Text("xit", _K.EXIT, _S.UNSUITED, r"\b(?:Exit Code|exitCode)\W{1,16}(?:126|127|128)\b", detail="the container has no such program, or must not run it", family="end"),
@@ -114,7 +114,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("BackoffLimitExceeded", _K.EXIT, _S.FAILED, detail="Kubernetes: its pods failed again and again", family="end"),
     Text("PIDPressure", _K.LIMIT, _S.RESOURCE_LIMIT, r"condition.{0,10}\[PIDPressure\]|PIDPressure {1,20}True", detail="processes of the node", family="mem"),
     Text("low on resource: pids", _K.LIMIT, _S.RESOURCE_LIMIT, detail="processes of the node", family="mem"),
-    Text("reemption", _K.LIMIT, _S.UNSUITED, r"PreemptionByScheduler|preempting to accommodate a higher priority pod", detail="Kubernetes: preempted", family="sched"),
+    Text("reemption", _K.LIMIT, _S.UNSUITED, r"PreemptionByScheduler|preempting to accommodate a higher priority pod", detail="Kubernetes: preempted", family="sched", more=("preempting to accommodate",)),
     Text("EvictionByEvictionAPI", _K.LIMIT, _S.UNSUITED, detail="Kubernetes: evicted", family="sched"),
     Text("CrashLoopBackOff", _K.LIMIT, _S.UNSUITED, detail="Kubernetes: a container ends as often as it starts", family="sched"),
     Text("ack-off", _K.LIMIT, _S.UNSUITED, r"[Bb]ack-off .{0,20}restarting failed container", detail="Kubernetes: a container ends as often as it starts", family="sched"),
@@ -122,12 +122,12 @@ PLATFORMS: tuple[Text, ...] = (
     Text("Error from server", _K.LIMIT, _S.UNSUITED, r"Error from server(?: \(\w{3,30}\))?: .{0,120}", detail="Kubernetes refuses what was asked", family="sched"),
     Text("runAsNonRoot", _K.LIMIT, _S.SETTING, r"container has runAsNonRoot.{0,80}", detail="Kubernetes: the container's user", family="sched"),
     # Containers.
-    Text("CDI ", _K.LIMIT, _S.SETTING, r"(?:unresolvable CDI|inject(?:ing)? CDI|generate CDI|create (?:device )?CDI|CDI (?:registry|spec\w{0,10}|device\w{0,2}).{0,40}(?:fail|not found|invalid)).{0,80}", detail="the container's GPUs", family="cuda"),
+    Text("CDI ", _K.LIMIT, _S.SETTING, r"(?:unresolvable CDI|inject(?:ing)? CDI|generate CDI|create (?:device )?CDI|CDI (?:registry|spec\w{0,10}|device\w{0,2}).{0,40}(?:fail|not found|invalid)).{0,80}", detail="the container's GPUs", family="cuda", more=(" CDI",)),
     Text("driverInitFileInfo", _K.LIMIT, _S.UNSUITED, r"driverInitFileInfo \d{1,5} result=[1-9]", detail="the container's GPUs", family="cuda"),
     Text("nv files on this host", _K.LIMIT, _S.SETTING, r"Could not find any nv files on this host", detail="the container has no GPU driver", family="cuda"),
     Text("container creation failed", _K.LIMIT, _S.UNSUITED, r"container creation failed: .{0,120}", detail="the container cannot start", family="sched"),
     Text("Cannot connect to the Docker daemon", _K.LIMIT, _S.UNSUITED, detail="the container runtime does not run", family="sched"),
-    Text("pyxis: [ERROR]", _K.LIMIT, _S.SETTING, r"pyxis: {1,8}\[ERROR\].{0,120}", detail="the container plugin", family="sched"),
+    Text("pyxis: [ERROR]", _K.LIMIT, _S.SETTING, r"pyxis: {1,8}\[ERROR\].{0,120}", detail="the container plugin", family="sched", more=("[ERROR]",)),
     Text("pyxis: ", _K.LIMIT, _S.SETTING, r"pyxis: (?:error: a container with name|child \d{1,9} failed|container start failed|.{0,20}no such file|.{0,20}mkdir).{0,120}", detail="the container plugin", family="sched"),
     Text("SPANK plugin", _K.LIMIT, _S.SETTING, r"SPANK plugin .{1,60} option .{1,60} not found", detail="a plugin of Slurm that not all nodes have", family="sched"),
     # Slurm.
@@ -156,9 +156,14 @@ PLATFORMS: tuple[Text, ...] = (
         for name in ("goofys", "s3fs", "gcsfuse", "mount-s3", "blobfuse", "blobfuse2", "alluxio", "cvmfs2")
     ),
     # The way between them.
+    Text("compiled with NCCL version", _K.VERSION, _S.VERSIONS, r"compiled with NCCL version.{0,20}but is running with NCCL library.{0,40}", detail="NCCL", family="fabric"),
+    Text("using the same GPU", _K.NCCL_WARN, _S.SETTING, r"Ranks are using the same GPU.{0,60}", detail="several ranks on one GPU", family="fabric"),
+    Text("NCCL WARN ", _K.NCCL_WARN, _S.SETTING, r"NCCL WARN (?:[Ii]nvalid (?:NCCL_\w{2,30}|device)|no device found (?:matching|after excluding)|Net : (?:No valid|error encountered when getting address|unsupported IP)|.{0,40}verify NCCL_\w{2,30}).{0,80}", detail="a variable or an address of NCCL", family="fabric"),
+    Text("No algorithm/protocol available", _K.NCCL_WARN, _S.UNSUITED, r"No algorithm/protocol available for.{0,80}", detail="NCCL_ALGO or NCCL_PROTO", family="fabric"),
+    Text("ailed to malloc", _K.OOM, _S.HOST_MEMORY, r"NCCL WARN Failed to malloc \d{1,20} bytes", family="mem"),
     Text("dest_addr=", _K.CARRIER, _S.SETTING, r"UCX .{0,60}connect\(.{0,40}dest_addr=(?:127\.|172\.17\.)[\d.:]{3,20}.{0,20}failed", detail="an address that other machines cannot reach (loopback or a bridge)", family="ucx"),
     Text("UCX ", _K.CARRIER, _S.FABRIC, r"(?:ucp|uct)_device\w{0,20}\.[ch].{0,20}UCX {1,4}ERROR .{0,120}|UCX {1,4}ERROR .{0,80}(?:lane for local device|local device GPU|gdaki|GDAKI)", detail="GPU memory and UCX", family="ucx"),
-    Text("cuMem", _K.NCCL_WARN, _S.FABRIC, r"\bcuMem(?:Create|Map|SetAccess|Import\w{0,30}|Export\w{0,30}|AddressReserve) failed: \d{1,4}", detail="memory of one GPU that another cannot map", family="fabric"),
+    Text("cuMem", _K.NCCL_WARN, _S.FABRIC, r"\bcuMem(?:Create|Map|SetAccess|Import\w{0,30}|Export\w{0,30}|AddressReserve) failed: \d{1,4}", detail="memory of one GPU that another cannot map", family="fabric", more=("CUMEM",)),
     Text("GRH is mandatory", _K.NCCL_WARN, _S.NIC, detail="RoCE: the GID", family="ib"),
     Text("IMEX", _K.NCCL_WARN, _S.FABRIC, r"IMEX.{0,80}(?:[Uu]nable|[Cc]annot|[Cc]ould n|UNAVAILABLE|DOWN|timed out).{0,60}", detail="multi-node NVLink (IMEX)", family="fabric"),
     Text("SXid", _K.XID, _S.GPU_BROKEN, r"[Ff]atal.{0,20}SXid \d{4,6}|SXid \d{4,6}.{0,40}[Ff]atal", detail="NVSwitch SXid", family="xid"),
@@ -166,7 +171,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("failed on SocketImpl", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"(?:recv|send)\w{3,20} failed on SocketImpl", family="store"),
     # Engines, hubs and what watches a run.
     Text("mem-fraction", _K.OOM, _S.GPU_MEMORY, r"[Nn]ot enough memory.{0,60}mem-fraction", detail="the cache does not fit", family="mem"),
-    Text("OfflineModeIsEnabled", _K.EXCEPTION, _S.UNSUITED, r"OfflineModeIsEnabled: .{0,120}|Cannot reach \S{1,160}: offline mode is enabled", detail="offline mode, and the file is not here", family="hub"),
+    Text("OfflineModeIsEnabled", _K.EXCEPTION, _S.UNSUITED, r"OfflineModeIsEnabled: .{0,120}|Cannot reach \S{1,160}: offline mode is enabled", detail="offline mode, and the file is not here", family="hub", more=("offline mode is enabled",)),
     Text("LocalEntryNotFoundError", _K.EXCEPTION, _S.OUTSIDE, detail="the hub cannot be reached", family="hub"),
     Text("nitialization has timed out", _K.EXCEPTION, _S.OUTSIDE, r"Run initialization has timed out after.{0,20}", detail="wandb's server", family="hub"),
     Text("calling W&B API", _K.EXCEPTION, _S.OUTSIDE, r"Error while calling W&B API.{0,80}", detail="wandb's server", family="hub"),
@@ -175,11 +180,16 @@ PLATFORMS: tuple[Text, ...] = (
 
 #: What a program's error means if no row above knows it.
 BACKSTOPS: tuple[Text, ...] = (
+    # NCCL says in which of its files it met an error. What a file is about decides; a link, a card or a setting can be behind it.
+    Text("NCCL WARN ", _K.NCCL_WARN, _S.UNSUITED, r"(?:graph/(?:xml|tuning)|param/\w{1,40})\.\w{1,3}:\d{1,5}.{0,60}NCCL WARN (?!Missing ).{1,120}", detail="NCCL's topology file or tuning", family="fabric"),
+    Text("NCCL WARN ", _K.CARRIER, _S.FABRIC, r"(?:graph/\w{1,20}|transport/(?:p2p|shm|nvls|coll_net|profiler|generic)|misc/gdrwrap|register/\w{1,20}|mem_manager|dev_runtime\w{0,20}|ce_coll|gin/\w{1,30}|mnnvl|include/gdrwrap)\.\w{1,3}:\d{1,5}.{0,60}NCCL WARN .{1,120}", detail="NCCL's ways between GPUs", family="fabric"),
+    Text("NCCL WARN ", _K.CARRIER, _S.CALL_FAILED, r"(?:misc/(?:socket|ipcsocket|ibvwrap|ibvsymbols|mlx5dv\w{0,12})|transport/net\w{0,12}|net_ib/\w{1,20}|bootstrap|ras/\w{1,20})\.\w{1,3}:\d{1,5}.{0,60}NCCL WARN .{1,120}", detail="NCCL's connections", family="sock"),
+    Text("NCCL WARN ", _K.NCCL_WARN, _S.FAILED, r"(?:misc/argcheck|group|enqueue|collectives|rma/\w{1,20})\.\w{1,3}:\d{1,5}.{0,60}NCCL WARN (?!Cuda|Hip|HIP|hip).{1,120}", detail="NCCL refuses a call", family="fabric"),
     Text("Warning ", _K.LIMIT, _S.UNSUITED, r"^\s{0,8}Warning {1,12}[A-Z][A-Za-z]{3,50} {1,20}(?:<?\w{1,10}>?|\d{1,4}[smhd]\w{0,8})(?: \(x.{1,30}\))? {1,20}[a-z][\w.,/-]{2,60} {1,20}\S", detail="Kubernetes: an event", family="sched"),
     Text("pyxis: ", _K.LIMIT, _S.UNSUITED, r"error: pyxis: (?!printing|ignoring).{0,120}", detail="the container plugin", family="sched"),
     Text("enroot-", _K.LIMIT, _S.UNSUITED, r"enroot-\w{3,30}: .{0,120}", detail="the container cannot start", family="sched"),
     Text("[ERROR] ", _K.LIMIT, _S.UNSUITED, r"\[ERROR\] (?:Command not found|No such file or directory|Invalid (?:argument|image)|Failed to mount|Could not (?:find|parse|process|retrieve|acquire|change)|Unknown NVIDIA|File already exists|URL \S{1,200} returned error code): ?.{0,80}", detail="enroot", family="sched"),
-    Text("spank", _K.LIMIT, _S.UNSUITED, r"error: (?:spank|Failed to invoke spank|Plugin stack).{0,120}", detail="a plugin of Slurm", family="sched"),
+    Text("spank", _K.LIMIT, _S.UNSUITED, r"error: (?:spank|Failed to invoke spank|Plugin stack).{0,120}", detail="a plugin of Slurm", family="sched", more=("Plugin stack",)),
     *(
         Text(word, _K.LIMIT, _S.UNSUITED, r"\b(?:srun|sbatch|salloc|slurmstepd|slurmd|scontrol): (?:error|fatal): (?!\*\*\*|[\w.\[\],-]{1,80}: tasks? |Terminating|Timed out waiting|[Tt]ask \d|[Dd]etected|couldn't chdir|write to unblock|step_launch|Exceeded|.{0,80}(?:CANCELLED|oom|OOM|refused|timed out|respond|route to host|reset by peer)).{1,120}", detail="Slurm", family="sched")
         for word in (": error: ", ": fatal: ")
