@@ -230,6 +230,13 @@ MACHINE: tuple[Text, ...] = (
     Text("an't start new thread", _K.LIMIT, _S.RESOURCE_LIMIT, detail="processes (ulimit -u)"),
     Text("Resource temporarily unavailable", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:pthread_create|fork|clone).{0,40}Resource temporarily",
          detail="processes (ulimit -u)"),
+    # The system has the same words for what is no disk.
+    Text("No space left on device", _K.LIMIT, _S.SETTING, r"(?:cgroup|inotify|sem_open|semget|shmget|msgget|epoll_ctl|keyctl|io_uring|perf_event).{0,200}No space left on device", detail="a limit of the kernel, and no disk", family="mem"),
+    Text("inotify", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:Errno 28\W|No space left on device).{0,60}inotify.{0,40}", detail="watches of files (fs.inotify)", family="mem"),
+    Text("uota exceeded", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:session key|keyring|add_key|keyctl).{0,160}[Dd]isk quota exceeded", detail="the kernel's keys, and no disk", family="mem"),
+    Text("ead-only file system", _K.LIMIT, _S.UNSUITED, r"(?:sysctl|/proc/sys|/sys/(?:fs|kernel|class|devices)).{0,160}[Rr]ead-only file system", detail="a setting of the kernel that may not be changed here", family="disk"),
+    Text("nput/output error", _K.XID, _S.GPU_SUSPECT, r"/dev/(?:nvidia|kfd|dri)\S{0,30}.{0,80}[Ii]nput/output error", detail="the GPU's device", family="disk"),
+    Text("Killed process ", _K.OOM_KILLER, _S.OOM_KILLED, r"Killed process \d{1,9},? .{0,60}total-vm", family="oomk"),
     # Disk.
     Text("No space left on device", _K.DISK, _S.DISK_FULL, family="mem"),
     Text("uota exceeded", _K.DISK, _S.DISK_FULL, r"[Dd]isk quota exceeded", family="mem"),
