@@ -411,7 +411,7 @@ STORES: tuple[Text, ...] = (
     Text("system config from raylet", _K.RENDEZVOUS, _S.COORDINATOR, r"[Ff]ailed to get the system config from raylet", detail="Ray's node daemon", family="rdzv"),
     Text("running Ray instance", _K.RENDEZVOUS, _S.COORDINATOR, r"Could not (?:find any running|connect to) Ray instance", detail="Ray's head", family="rdzv", more=("connect to Ray instance",)),
     Text("Ray is trying to start", _K.RENDEZVOUS, _S.COORDINATOR, r"Ray is trying to start at .{0,80}but is already running", detail="Ray's head", family="rdzv"),
-    Text("gcs_server", _K.RENDEZVOUS, _S.COORDINATOR, r"gcs_server.{0,80}(?:died|dead|exited|not start|timed out|unavailable|crash)", detail="Ray's head", family="rdzv"),
+    Text("gcs_server", _K.RENDEZVOUS, _S.COORDINATOR, r"gcs_server(?!\)).{0,80}(?:died|dead|exited|not start|timed out|unavailable|crash)", detail="Ray's head", family="rdzv"),
     Text("GCS ", _K.RENDEZVOUS, _S.COORDINATOR, r"GCS (?:server )?(?:is (?:down|dead|unavailable)|died|connection failed|cannot be reached|RPC .{0,40}timed out)", detail="Ray's head", family="rdzv"),
     Text("connection error code", _K.EXIT, _S.KILLED, r"[Ww]orker unexpectedly exits with a connection error code", detail="a worker died", family="end"),
     Text("NODE_OUT_OF_MEMORY", _K.OOM_KILLER, _S.OOM_KILLED, detail="Ray: the node is short of memory", family="oomk"),

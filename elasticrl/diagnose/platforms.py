@@ -140,6 +140,10 @@ PLATFORMS: tuple[Text, ...] = (
     Text("ailed to start the dashboard", _K.RENDEZVOUS, _S.STORE_GONE, detail="Ray's head", family="rdzv"),
     Text("RaySystemError", _K.RENDEZVOUS, _S.STORE_GONE, r"RaySystemError: System error: (?:Broken pipe|Connection|[Ff]ailed to connect|Unknown error|.{0,60}(?:raylet|GCS|socket)).{0,80}", detail="Ray's daemons", family="rdzv"),
     Text("Check failed:", _K.RENDEZVOUS, _S.STORE_GONE, r"\((?:raylet|gcs_server)\) \S{1,60}\.(?:cc|h):\d{1,6}: {1,4}Check failed:.{0,120}", detail="a daemon of Ray ended", family="rdzv"),
+    Text("GcsUnavailable", _K.RENDEZVOUS, _S.COORDINATOR, detail="Ray's head", family="rdzv"),
+    Text("ailed to start ray head", _K.RENDEZVOUS, _S.COORDINATOR, detail="Ray's head", family="rdzv"),
+    Text("RpcError: ", _K.RENDEZVOUS, _S.STORE_GONE, r"RpcError: (?:RPC error|[Ff]ailed to connect|[Tt]imed out|Deadline).{0,120}", detail="Ray's daemons", family="rdzv"),
+    Text("ObjectFetchTimedOutError", _K.NCCL_WARN, _S.CALL_FAILED, detail="Ray: an object that cannot be fetched", family="rdzv"),
     Text("allocate any GPUs on the driver node", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
     Text("required GPUs exceeds", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
     # JAX.

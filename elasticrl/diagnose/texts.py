@@ -597,6 +597,8 @@ ENDS: tuple[Text, ...] = (
     Text("differs from hardware", _K.LIMIT, _S.SETTING, r"Node configuration differs from hardware.{0,60}", family="sched"),
     Text("Prolog ", _K.LIMIT, _S.SETTING, r"Prolog (?:failure|hung) on node \S{1,80}", family="sched"),
     Text("count reported lower than configured", _K.LIMIT, _S.SETTING, r"gres/gpu count reported lower than configured.{0,20}", family="sched"),
+    Text("its node", _K.NODE, _S.NODE_GONE, r"(?:ActorDiedError|RayActorError|ActorUnavailableError)?.{0,160}because its node (?:has )?died", detail="Ray: node dead", family="end"),
+    Text("Raylet is terminated. Term", _K.NODE, _S.NODE_GONE, r"Raylet is terminated\. Termination is unexpected", detail="Ray: the node's daemon went away", family="end"),
     Text("node failure)", _K.NODE, _S.NODE_GONE, r"job preempted \(node failure\)", detail="PBS: node failed", family="end"),
     Text("NODE_DIED", _K.NODE, _S.NODE_GONE, r"failed with error NODE_DIED", detail="Ray: node dead", family="end"),
     Text("node_fail", _K.NODE, _S.NODE_GONE, detail="Slurm: node failed", family="end"),
