@@ -289,7 +289,11 @@ def test_a_node_whose_cache_is_wrong_as_it_generates_is_named_and_nobody_trains_
 
 
 @pytest.mark.parametrize(
-    ("role", "what"), [("ref", "reference's log-probabilities"), ("reward", "reward model's scores")]
+    ("role", "what"),
+    [
+        ("ref", "reference's log-probabilities"),
+        pytest.param("reward", "reward model's scores", marks=pytest.mark.slow),
+    ],
 )
 def test_a_node_whose_frozen_model_has_a_flipped_bit_is_named_and_nobody_trains_on_what_it_says(
     tmp_path: Path, judged, role: str, what: str
