@@ -45,6 +45,14 @@ PLATFORMS: tuple[Text, ...] = (
     Text("aiting on lock file", _K.STACK, _S.WAITED, r"[Ww]aiting on lock file.{0,60}", detail="waits for a lock file"),
     Text("JobHeld", _K.LIMIT, _S.SETTING, r"\bJobHeld(?:User|Admin)\b", detail="Slurm: the job is held", family="sched"),
     Text("Reason=", _K.LIMIT, _S.SETTING, r"Reason=(?:Assoc|QOS|Partition|ReqNodeNotAvail|BadConstraints|Invalid|DependencyNever)\w{0,40}", detail="Slurm", family="sched"),
+    Text(": error: ", _K.EXCEPTION, _S.UNSUITED, r"\b(?:torchrun|deepspeed|accelerate(?: <command>)?|horovodrun|mpirun|vllm serve|api_server\.py): error: .{1,120}", detail="an argument of the launcher", family="exception"),
+    Text("exec user process caused", _K.LIMIT, _S.UNSUITED, r"exec user process caused.{0,80}", detail="the container cannot start its program", family="sched"),
+    Text("failed to prepare subPath", _K.LIMIT, _S.UNSUITED, r"failed to prepare subPath.{0,80}", detail="Kubernetes: a volume", family="sched"),
+    Text("forbidden", _K.LIMIT, _S.UNSUITED, r"\bforbidden: .{0,20}(?:User|exceeded quota|violates|maximum|error looking up).{0,120}", detail="Kubernetes does not allow it", family="sched"),
+    Text("unsupported locale setting", _K.LIMIT, _S.UNSUITED, family="exception"),
+    Text("dubious ownership in repository", _K.LIMIT, _S.UNSUITED, detail="git", family="exception"),
+    Text("NVML: Insufficient Permissions", _K.LIMIT, _S.UNSUITED, detail="the devices may not be opened", family="sched"),
+    Text("Cannot connect to proxy", _K.EXCEPTION, _S.OUTSIDE, detail="a proxy", family="hub"),
     # Libraries that do not fit.
     Text("operator ", _K.EXCEPTION, _S.MISFIT, r"operator \w{2,40}::\w{1,60} does not exist", detail="built for another torch", family="exception"),
     Text("Could not run '", _K.EXCEPTION, _S.MISFIT, r"Could not run '\w{2,40}::\w{1,60}' with arguments from the '\w{2,20}' backend", detail="built without this kind of device", family="exception"),
@@ -165,6 +173,15 @@ PLATFORMS: tuple[Text, ...] = (
     Text("ObjectFetchTimedOutError", _K.NCCL_WARN, _S.CALL_FAILED, detail="Ray: an object that cannot be fetched", family="rdzv"),
     Text("allocate any GPUs on the driver node", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
     Text("required GPUs exceeds", _K.LIMIT, _S.SETTING, detail="Ray: not enough GPUs", family="sched"),
+    Text("cluster ID from GCS", _K.RENDEZVOUS, _S.STORE_GONE, r"[Ff]ailed to get cluster ID from GCS.{0,60}", detail="Ray's head", family="rdzv"),
+    # Others that coordinate.
+    Text("kazoo.", _K.RENDEZVOUS, _S.STORE_GONE, r"kazoo\.\S{3,60}(?:ConnectionLoss|KazooTimeoutError|SessionExpired|ConnectionClosed).{0,80}", detail="ZooKeeper", family="rdzv"),
+    Text("leaderelection lost", _K.RENDEZVOUS, _S.STORE_GONE, detail="a controller lost its leadership", family="rdzv"),
+    Text("ailed to connect to coordinator", _K.RENDEZVOUS, _S.STORE_GONE, family="rdzv"),
+    Text("nats: ", _K.RENDEZVOUS, _S.STORE_GONE, r"\bnats: (?:no servers available|timeout|connection closed|no responders).{0,60}", detail="NATS", family="rdzv"),
+    Text("lease", _K.RENDEZVOUS, _S.STORE_GONE, r"\betcd.{0,40}[Ll]ease (?:lost|expired|not found|revoked).{0,60}", detail="a lease of etcd", family="rdzv"),
+    Text("unexpectedly rebooted", _K.NODE, _S.NODE_GONE, r"Node \S{1,60} unexpectedly rebooted", detail="Slurm: the node rebooted", family="end"),
+    Text("Dazed and confused", _K.KERNEL, _S.GPU_SUSPECT, detail="an NMI of unknown cause"),
     # JAX.
     Text("XlaRuntimeError: ", _K.RENDEZVOUS, _S.UNMET, r"XlaRuntimeError: DEADLINE_EXCEEDED.{0,120}", detail="JAX's coordination service", family="rdzv"),
     Text("XlaRuntimeError: ", _K.RENDEZVOUS, _S.STORE_GONE, r"XlaRuntimeError: (?:UNAVAILABLE|ABORTED|CANCELLED).{0,120}", detail="JAX's coordination service", family="rdzv"),
@@ -178,6 +195,16 @@ PLATFORMS: tuple[Text, ...] = (
         Text(name, _K.DISK, _S.DISK_BROKEN, rf"\b{name}(?:\[\d{{1,9}}\])?: .{{0,120}}(?:ERROR|[Ee]rror|[Ff]ailed|[Tt]imed out)", detail="a file system in the network", family="disk")
         for name in ("goofys", "s3fs", "gcsfuse", "mount-s3", "blobfuse", "blobfuse2", "alluxio", "cvmfs2")
     ),
+    Text("os error", _K.DISK, _S.DISK_BROKEN, r"(?:IoError|I/O error).{0,80}\(os error (?:19|22|26|27|38|95|524)\)", detail="the file system does not do what is asked", family="disk"),
+    Text("OSError: [Errno ", _K.DISK, _S.DISK_BROKEN, r"OSError: \[Errno (?:37|5(?:12|2[1-9]))\].{0,120}|OSError: \[Errno (?:38|61|95)\] [\w ]{3,40}: .{0,4}/.{0,120}", detail="the file system does not do what is asked", family="disk"),
+    Text("unable to lock file", _K.DISK, _S.DISK_BROKEN, r"unable to lock file, errno = \d{1,4}", detail="HDF5: no lock on this file", family="disk"),
+    Text("critical ", _K.DISK, _S.DISK_BROKEN, r"critical (?:medium|target|space allocation|nexus) error, dev \S{1,20}", detail="a disk's error", family="disk"),
+    Text("mmfs", _K.DISK, _S.DISK_BROKEN, r"mmfs\w{0,3}.{0,60}(?:\[E\]|\[X\]).{0,120}", detail="GPFS", family="disk"),
+    Text("6027-", _K.DISK, _S.DISK_BROKEN, r"\b6027-\d{3,4}\b.{0,80}(?:[Uu]nable|[Ee]rror|[Ff]ail|[Ll]ost|[Dd]own).{0,80}", detail="GPFS", family="disk"),
+    Text("beegfs", _K.DISK, _S.DISK_BROKEN, r"beegfs.{0,160}(?:Retrying communication|[Rr]emote I/O|[Tt]arget .{0,40}(?:bad|offline))", detail="BeeGFS", family="disk"),
+    Text("eka", _K.DISK, _S.DISK_BROKEN, r"\b[Ww]eka\w{0,8}\b.{0,80}(?:hung|stalled|I/O error|not responding|[Dd]isconnected)", detail="WekaFS", family="disk"),
+    Text("a readonly database", _K.DISK, _S.DISK_BROKEN, family="disk"),
+    Text("DiskError", _K.DISK, _S.DISK_FULL, r"DiskError: .{0,80}(?:[Nn]o space|[Ff]ull)", detail="the disk is full", family="mem"),
     # The way between them.
     Text("compiled with NCCL version", _K.VERSION, _S.VERSIONS, r"compiled with NCCL version.{0,20}but is running with NCCL library.{0,40}", detail="NCCL", family="fabric"),
     Text("using the same GPU", _K.NCCL_WARN, _S.SETTING, r"Ranks are using the same GPU.{0,60}", detail="several ranks on one GPU", family="fabric"),
@@ -213,6 +240,7 @@ BACKSTOPS: tuple[Text, ...] = (
     Text("enroot-", _K.LIMIT, _S.UNSUITED, r"enroot-\w{3,30}: .{0,120}", detail="the container cannot start", family="sched"),
     Text("[ERROR] ", _K.LIMIT, _S.UNSUITED, r"\[ERROR\] (?:Command not found|No such file or directory|Invalid (?:argument|image)|Failed to mount|Could not (?:find|parse|process|retrieve|acquire|change)|Unknown NVIDIA|File already exists|URL \S{1,200} returned error code): ?.{0,80}", detail="enroot", family="sched"),
     Text("spank", _K.LIMIT, _S.UNSUITED, r"error: (?:spank|Failed to invoke spank|Plugin stack).{0,120}", detail="a plugin of Slurm", family="sched", more=("Plugin stack",)),
+    Text(": fatal: ", _K.LIMIT, _S.UNSUITED, r"\bslurm(?:ctld|dbd)(?:\[\d{1,9}\])?: fatal: .{1,120}", detail="Slurm", family="sched"),
     *(
         Text(word, _K.LIMIT, _S.UNSUITED, r"\b(?:srun|sbatch|salloc|slurmstepd|slurmd|scontrol): (?:error|fatal): (?!\*\*\*|[\w.\[\],-]{1,80}: tasks? |Terminating|Timed out waiting|[Tt]ask \d|[Dd]etected|couldn't chdir|write to unblock|step_launch|Exceeded|.{0,80}(?:CANCELLED|oom|OOM|refused|timed out|respond|route to host|reset by peer)).{1,120}", detail="Slurm", family="sched")
         for word in (": error: ", ": fatal: ")
