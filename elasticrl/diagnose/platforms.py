@@ -179,7 +179,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("leaderelection lost", _K.RENDEZVOUS, _S.STORE_GONE, detail="a controller lost its leadership", family="rdzv"),
     Text("ailed to connect to coordinator", _K.RENDEZVOUS, _S.STORE_GONE, family="rdzv"),
     Text("nats: ", _K.RENDEZVOUS, _S.STORE_GONE, r"\bnats: (?:no servers available|timeout|connection closed|no responders).{0,60}", detail="NATS", family="rdzv"),
-    Text("lease", _K.RENDEZVOUS, _S.STORE_GONE, r"\betcd.{0,40}[Ll]ease (?:lost|expired|not found|revoked).{0,60}", detail="a lease of etcd", family="rdzv"),
+    Text("ease ", _K.RENDEZVOUS, _S.STORE_GONE, r"\betcd.{0,40}[Ll]ease (?:lost|expired|not found|revoked).{0,60}", detail="a lease of etcd", family="rdzv"),
     Text("unexpectedly rebooted", _K.NODE, _S.NODE_GONE, r"Node \S{1,60} unexpectedly rebooted", detail="Slurm: the node rebooted", family="end"),
     Text("Dazed and confused", _K.KERNEL, _S.GPU_SUSPECT, detail="an NMI of unknown cause"),
     # JAX.
