@@ -129,7 +129,7 @@ class FixedRun:
             yield *divmod(turn.lane, self._parts), tally
             strategy.done()
 
-    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+    def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """There is nobody elsewhere."""
 
     def leave_out(self) -> None:

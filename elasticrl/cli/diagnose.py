@@ -3,12 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elasticrl.base.words import plain
 from elasticrl.cli.options import AsJson
+
+if TYPE_CHECKING:  # what looks at jobs is imported when one is looked at
+    from elasticrl.diagnose import foreign
 
 Logs = Annotated[
     list[Path] | None,
@@ -40,6 +43,17 @@ Slurm = Annotated[
     str | None,
     typer.Option("--slurm", metavar="JOB", help="The ranks of that Slurm job on this machine.", show_default=False),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="HOST[,HOST]...", show_default=False,
+        help="The machines of a running job of any launcher, asked over ssh (keys, no passwords). They need Python and nothing "
+        "of ours; py-spy gives stacks. With --slurm: of that job. With --job: the one with that MASTER_ADDR:MASTER_PORT.",
+    ),
+]  # fmt: skip
+Within = Annotated[
+    float, typer.Option("--within", min=4.0, help="With --host: seconds that each machine has to answer.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,15 +71,30 @@ def diagnose(
     run_dir: Run = None,
     pid: Pids = None,
     slurm: Slurm = None,
+    host: Hosts = None,
+    within: Within = 9.0,
     as_json: AsJson = False,
 ) -> None:
     """Say which rank or node is at fault, why, how sure that is, and what to do.
 
-    With --log: from the logs of a job, ours or not. With --pid or --slurm: of a job that runs here under another launcher.
+    With --log: from the logs of a job, ours or not. With --pid, --slurm or --host: of a job that runs under another launcher.
     Without: of the job that elasticrl runs on this machine. No job is disturbed.
     """
     from elasticrl.cli import ignored
 
+    if host:
+        ignored.refuse(
+            context,
+            "now",
+            "run_dir",
+            "log",
+            "world",
+            "pid",
+            because="--host looks at all ranks of a job of another launcher on those machines",
+        )
+        _afar(host, slurm or "", job or "", within, as_json=as_json)
+        return
+    ignored.refuse(context, "within", because="only with --host")
     if pid or slurm:
         ignored.refuse(
             context,
@@ -115,14 +144,33 @@ def show(text: str) -> None:
 def _foreign(pids: Sequence[int], slurm: str, *, as_json: bool) -> None:
     """Look at the ranks of a job that is not ours."""
     from elasticrl.cli.main import Exit
-    from elasticrl.contract.verdict import Fault
-    from elasticrl.diagnose import foreign, report
+    from elasticrl.diagnose import foreign
 
     try:
         found = foreign.look(foreign.job(foreign.processes(), pids=pids, slurm=slurm))
     except foreign.NoJob as error:
         typer.echo(plain(str(error)), err=True)
         raise typer.Exit(Exit.REFUSED) from None
+    _told(found, as_json=as_json)
+
+
+def _afar(host: str, slurm: str, address: str, within_s: float, *, as_json: bool) -> None:
+    """The same over ssh."""
+    from elasticrl.cli.main import Exit
+    from elasticrl.diagnose import afar, foreign
+
+    try:
+        found = afar.look(afar.ask(afar.hosts(host), within_s=within_s), slurm=slurm, address=address)
+    except foreign.NoJob as error:
+        typer.echo(plain(str(error)), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
+    _told(found, as_json=as_json)
+
+
+def _told(found: "foreign.Look", *, as_json: bool) -> None:
+    from elasticrl.contract.verdict import Fault
+    from elasticrl.diagnose import foreign, report
+
     job, verdict = found.job, found.verdict
     if as_json:
         told = report.plain(verdict, found.evidence)
@@ -133,11 +181,15 @@ def _foreign(pids: Sequence[int], slurm: str, *, as_json: bool) -> None:
             "ranks": ranks,
             "gone": list(job.gone),
             "moving": list(found.moving),
+            "hosts": list(found.hosts),
         }
         typer.echo(json.dumps({**told, **about, "said": found.said}, indent=2))
         return
-    here = f"{len(job.ranks)} of {job.world} ranks run here" if job.world else f"{len(job.ranks)} processes"
+    place = "there" if found.hosts else "here"
+    here = f"{len(job.ranks)} of {job.world} ranks run {place}" if job.world else f"{len(job.ranks)} processes"
     show(f"JOB      {job.name}: {here}")
+    for line in found.hosts:
+        show(f"HOST     {line}")
     show(f"NOW      {found.said or 'nobody stands still'}")
     if moved := foreign.moved(found):
         show(f"MOVING   {moved}")

@@ -318,10 +318,11 @@ class Audit(Section):
     """Silent corruption: what one node has computed is computed again on another."""
 
     lanes: Rate = "1/200"
-    """The part of the updates of which one lane is computed twice, on two nodes, and of the rollouts of which one lane
-    is generated twice. The results must have the same bits; if they differ, a third node decides, and the step is made
-    again without the node whose result stands alone. More finds a broken device sooner, at the cost of a lane's pass each
-    time; 0: never. It needs strategy replicated and lanes.exact: require."""
+    """The part of the updates of which one lane is computed twice, on two nodes. Of as many rollouts one lane is
+    generated twice, and a reference and a reward model are asked about one lane twice. The results must have the same
+    bits; if they differ, a third node decides, and the step is made again without the node whose result stands alone.
+    More finds a broken device sooner, at the cost of a lane's pass each time; 0: never. It needs strategy replicated and
+    lanes.exact: require."""
 
 
 class Vault(Section):

@@ -60,10 +60,17 @@ _DIED: Final = re.compile(
 )
 _VERSION: Final = re.compile(
     r"\b[Vv]ersions? (?:of|is|must|mismatch|\d)|[Uu]pgrade|[Dd]owngrade|[Ii]ncompatib|[Pp]lease (?:re)?install|pip install|"
-    r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)"
+    r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)|"
+    r"(?:is|are|was) not installed|to be installed|requires? [\w.\[\]-]{2,40} ?(?:[<>=]=|>|version)|[Rr]equired? version|"
+    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d"
 )
+#: Settings of launchers and of how a job is cut among ranks.
 _PLACE: Final = re.compile(
-    r"\bport\b|environment variable|MASTER_|VISIBLE_DEVICES|host ?(?:name|file)|ulimit|[Pp]ermission"
+    r"\bport\b|\b[Ee]nv(?:iron(?:ment)?)? ?var(?:iable)?|MASTER_|VISIBLE_DEVICES|LOCAL_RANK|local_rank|WORLD_SIZE|ulimit|"
+    r"[Hh]ost ?(?:name|file)|[Pp]ermission|\bnum_(?:machines|nodes|processes)\b|"
+    r"\b(?:nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
+    r"[Nn]umber of (?:GPUs|gpus|devices|processes|nodes|ranks|workers)|[Ww]orld.?[Ss]ize|\b(?:tp|pp|dp|cp|ep|sp)_size\b|"
+    r"(?:TP|PP|DP|CP|EP)[_ ]size|(?:tensor|pipeline|context|data|expert|sequence|model)[_ -](?:model[_ -])?parallel.{0,40}size"
 )
 #: What the words of an exception of no telling type speak for, if they speak of anything; the first that fits counts.
 _GUESSES: Final = (
@@ -207,7 +214,7 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _PLAIN:
         return Sign.PROGRAM if place is not None and place.own else Sign.MISTAKE
     if name in _LIKELY:
-        return Sign.MISFIT if _VERSION.search(said) else Sign.MISTAKE
+        return Sign.MISFIT if _VERSION.search(said) else Sign.UNSUITED if _PLACE.search(said) else Sign.MISTAKE
     for expression, sign in _GUESSES:
         if expression.search(said) or expression.search(name):
             return sign

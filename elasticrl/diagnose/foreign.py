@@ -19,7 +19,7 @@ from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.verdict import Known, Verdict, rank_names
 from elasticrl.core.judge.judge import judge
-from elasticrl.diagnose import health, kernel_log, stacks
+from elasticrl.diagnose import afar_probe, health, kernel_log, stacks
 from elasticrl.diagnose.stacks import Stack
 
 #: How launchers say which rank a process is, and of how many: (rank, world). The first that a job uses counts.
@@ -43,6 +43,7 @@ class Seen:
     pid: int
     parent: int
     env: Mapping[str, str]
+    host: str = ""  # "" is this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +69,17 @@ class Look:
     said: str  # where the ranks are, in one sentence
     moving: tuple[int, ...]  # ranks that went on meanwhile
     blind: str = ""  # why there are no stacks, if there are none
+    hosts: tuple[str, ...] = ()  # what each of several machines told, in words
 
 
 class NoJob(Exception):
     """There are no ranks to look at; says why and what to do."""
 
 
-def job(seen: Sequence[Seen], *, pids: Sequence[int] = (), slurm: str = "") -> Job:
-    """The job that these processes are of, or that Slurm knows by this number. Pure."""
+def job(seen: Sequence[Seen], *, pids: Sequence[int] = (), slurm: str = "", address: str = "") -> Job:
+    """The job that these processes are of, or that Slurm knows by this number; else the one that is there. Pure."""
+    if not pids and not slurm:
+        return _only(seen, address)
     within = _below(seen, pids) if pids else [one for one in seen if one.env.get("SLURM_JOB_ID") == slurm]
     if not within:
         what = f"processes {', '.join(map(str, pids))}" if pids else f"processes of Slurm's job {slurm}"
@@ -94,6 +98,24 @@ def job(seen: Sequence[Seen], *, pids: Sequence[int] = (), slurm: str = "") -> J
     return Job(name="processes that were named, in that order", ranks=dict(enumerate(chosen)))
 
 
+def _only(seen: Sequence[Seen], address: str) -> Job:
+    """The one job among all processes of some machines: with this MASTER_ADDR:MASTER_PORT, if it is given."""
+    for rank_name, world_name in NAMES:
+        found = [
+            one
+            for one in seen
+            if one.env.get(rank_name, "").isdigit()
+            and (not address or f"{one.env.get('MASTER_ADDR', '')}:{one.env.get('MASTER_PORT', '')}" == address)
+        ]
+        if found:
+            return _job(found, rank_name, world_name)
+    named = f" with MASTER_ADDR:MASTER_PORT {address}" if address else ""
+    raise NoJob(
+        f"No process{named} on these machines says which rank it is (by {', '.join(name for name, _ in NAMES)}), or this user "
+        "may not read it. Ask as the job's user, or as root."
+    )
+
+
 def _job(found: Sequence[Seen], rank_name: str, world_name: str) -> Job:
     """A dataloader's workers and other children have the environment of their rank: the topmost process is the rank."""
     address = {one.pid: (one.env.get("MASTER_ADDR", ""), one.env.get("MASTER_PORT", "")) for one in found}
@@ -104,10 +126,19 @@ def _job(found: Sequence[Seen], rank_name: str, world_name: str) -> Job:
             for host, port in names
         )
         raise NoJob(
-            f"These are ranks of {len(names)} jobs: {listed}. Name one process of the job that you mean: --pid PID."
+            f"These are ranks of {len(names)} jobs: {listed}. Name one process of the job that you mean: --pid PID. "
+            "With --host: --job ADDRESS:PORT."
         )
     rank_of = {one.pid: int(one.env[rank_name]) for one in found}
     tops = [one for one in found if rank_of.get(one.parent) != rank_of[one.pid]]
+    where: dict[int, set[str]] = {}
+    for one in tops:
+        where.setdefault(rank_of[one.pid], set()).add(one.host)
+    if twice := sorted(rank for rank, machines in where.items() if len(machines) > 1):
+        raise NoJob(
+            f"Rank {twice[0]} runs on {' and on '.join(sorted(where[twice[0]]))}: these are two jobs, or one machine by two "
+            "names. Name the machines of one job only."
+        )
     ranks = {rank_of[one.pid]: one.pid for one in sorted(tops, key=lambda one: -one.pid)}
     worlds = {int(one.env[world_name]) for one in found if one.env.get(world_name, "").isdigit()}
     host, port = names[0]
@@ -145,19 +176,7 @@ def _below(seen: Sequence[Seen], pids: Sequence[int]) -> list[Seen]:
 def processes(root: Path = Path("/proc")) -> list[Seen]:
     """All that this user may read. The environment is the one that a process was started with."""
     wanted = {name for pair in NAMES for name in pair} | set(ELSE)
-    found = []
-    for folder in root.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            raw = (folder / "environ").read_bytes()
-            parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):  # it has ended, or is another user's
-            continue
-        rows = (row.decode(errors="replace").partition("=") for row in raw.split(b"\0"))
-        env = {name: value for name, _, value in rows if name in wanted}
-        found.append(Seen(pid=int(folder.name), parent=parent, env=env))
-    return found
+    return [Seen(pid=one["pid"], parent=one["parent"], env=one["env"]) for one in afar_probe.processes(wanted, root)]
 
 
 def look(job: Job, *, spy: str | None = None, apart_s: float = APART_S) -> Look:
@@ -168,23 +187,41 @@ def look(job: Job, *, spy: str | None = None, apart_s: float = APART_S) -> Look:
         time.sleep(apart_s)
         looks.append(_stacks(job, spy))
     gone = {*job.gone, *(rank for rank, pid in job.ranks.items() if process.state(pid) in {"", "Z", "X"})}
+    found = judged(job, looks, gone, _machine(job))
+    blind = "" if any(stack.frames for stack in looks[-1].values()) or not looks[-1] else _blind(spy)
+    return replace(found, blind=blind)
+
+
+def judged(
+    job: Job,
+    looks: Sequence[Mapping[int, Stack]],
+    gone: Collection[int],
+    machine: Iterable[Evidence],
+    *,
+    nodes: Mapping[int, str] | None = None,
+    silent: Iterable[Evidence] = (),
+) -> Look:
+    """What several looks at a job say, with what kernels said, and machines that do not answer. Pure.
+
+    A silent machine explains only what nobody else does: where a rank that was seen is elsewhere, that one is waited for.
+    """
+    nodes = nodes or {}
     looks = [{rank: stack for rank, stack in each.items() if rank not in gone} for each in looks]
     telling = settled(looks)
     moving = tuple(sorted(set(looks[-1]) - set(telling)))
+    waits = bool(telling) and not gone and all(s.frames and stacks.place(s.frames).waits for s in telling.values())
     facts = (
-        *stacks.evidence(telling),
+        *stacks.evidence(telling, node_of=nodes.get),
         *(
             Evidence(kind=Kind.EXIT, sign=Sign.GONE, rank=rank, detail="its process is gone", source="processes")
             for rank in sorted(gone)
         ),
-        *concerns(_machine(job), gone),
+        *concerns(machine, gone),
+        *(silent if waits else ()),
     )
     whole = job.world == len(job.ranks) + len(job.gone) and not moving
-    known = Known(world=job.world if whole else None, heard=frozenset(job.ranks))
-    blind = "" if any(stack.frames for stack in looks[-1].values()) or not looks[-1] else _blind(spy)
-    return Look(
-        job=job, evidence=facts, verdict=judge(facts, known), said=stacks.summary(facts), moving=moving, blind=blind
-    )
+    known = Known(world=job.world if whole else None, heard=frozenset(job.ranks), nodes=nodes)
+    return Look(job=job, evidence=facts, verdict=judge(facts, known), said=stacks.summary(facts), moving=moving)
 
 
 def settled(looks: Sequence[Mapping[int, Stack]]) -> dict[int, Stack]:

@@ -162,19 +162,24 @@ GRAM: Final = 4  # letters by which rows are found
 SHORT: Final = 1000  # letters up to which that is faster than to look for each row's substring
 _BY_GRAM: Final[dict[str, list[int]]] = {}
 for _index, _row in enumerate(TEXTS):
-    _BY_GRAM.setdefault(_row.needle[:GRAM], []).append(_index)
+    for _needle in _row.needles:
+        _BY_GRAM.setdefault(_needle[:GRAM], []).append(_index)
 _ALWAYS: Final = sorted(index for gram, rows in _BY_GRAM.items() if len(gram) < GRAM for index in rows)
 
 
 def candidates(text: str) -> Iterator[Text]:
-    """The rows whose substring is in the text, in the table's order."""
+    """The rows of which a substring is in the text, in the table's order."""
     if len(text) > SHORT:
-        yield from (row for row in TEXTS if row.needle in text)
+        yield from (row for row in TEXTS if _has(row, text))
         return
     grams = {text[at : at + GRAM] for at in range(len(text) - GRAM + 1)} & _BY_GRAM.keys()
     for index in sorted({*_ALWAYS, *(index for gram in grams for index in _BY_GRAM[gram])}):
-        if TEXTS[index].needle in text:
+        if _has(TEXTS[index], text):
             yield TEXTS[index]
+
+
+def _has(row: Text, text: str) -> bool:
+    return row.needle in text or (bool(row.more) and any(needle in text for needle in row.more))
 
 
 def _table(text: str) -> Iterator[tuple[int, Evidence]]:

@@ -1,7 +1,8 @@
 """A row of the tables of texts: what a line must hold, and what it is then a sign of.
 
 The one idea: a row is a cheap substring, a regular expression and a sign. The substring lets a line skip the row in
-nanoseconds; the expression has only bounded repetitions, so that no line can make it slow.
+nanoseconds (an expression of several alternatives may need several). The expression has only bounded repetitions, so that no
+line can make it slow.
 """
 
 import re
@@ -22,6 +23,12 @@ class Text:
     pattern: str = ""  # "" means that the needle says it all
     detail: str = ""
     family: str = field(default="")  # of one family, only the first row that matches a line counts
+    more: tuple[str, ...] = ()  # needles of the expression's other alternatives
+
+    @cached_property
+    def needles(self) -> tuple[str, ...]:
+        """One of these is in each line that the expression is tried on."""
+        return (self.needle, *self.more)
 
     @cached_property
     def expression(self) -> re.Pattern[str]:

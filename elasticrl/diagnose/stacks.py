@@ -256,6 +256,11 @@ def _spied(spy: str, pid: int, deadline: float) -> tuple[Frame, ...]:
         threads = parsed(done.stdout) if done.returncode == 0 else []
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ()
+    return spied_frames(threads)
+
+
+def spied_frames(threads: Any) -> tuple[Frame, ...]:
+    """The main thread's frames in what py-spy printed, innermost first; () if there are none."""
     listed = [thread for thread in threads if isinstance(thread, dict)] if isinstance(threads, list) else []
     listed.sort(key=lambda thread: thread.get("thread_name") != "MainThread")
     stacks = (tuple(map(_spied_frame, thread.get("frames") or ())) for thread in listed)

@@ -142,9 +142,9 @@ class ElasticRun:
         else:
             self.buffer.rows[lane] = dict(rows)
 
-    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+    def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """As Run's."""
-        self.base.twice(what, result)
+        self.base.twice(what, result, lends=lends)
 
     def leave_out(self) -> None:
         """As Run's."""

@@ -147,8 +147,10 @@ class Run(Protocol):
         weights. So a part is a leaf of the tree of sums, whoever carries its lane.
         """
 
-    def twice(self, what: str, result: Callable[[int], Result]) -> None:
-        """What this step made of a lane is made once more elsewhere and compared, if it is its turn. Collective."""
+    def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
+        """What this step made of a lane is made once more elsewhere and compared, if it is its turn. With `lends` the lane's
+        rows are in the buffer there meanwhile. Collective.
+        """
 
     def leave_out(self) -> None:
         """In the loop's body, in place of the pass: its leaf is 0. Where passes are collectives all leave it out alike."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo import flow, kl, rewards
+from elasticrl.ppo import again, flow, kl, rewards
 from elasticrl.ppo.advantages import (
     WHITENED,
     contested,
@@ -23,6 +23,7 @@ from elasticrl.ppo.advantages import (
     whiten,
     without_critic,
 )  # fmt: skip
+from elasticrl.ppo.again import PART
 from elasticrl.ppo.batches import Block, Rows, blocks, nothing, take, updates
 from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
 
-PART = "part_"  # of a row that has what one of several rewards said
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
 
 
@@ -139,6 +139,7 @@ class Trainer:
         )
         for lane, scored in found.items():
             self._score(lane, scored)
+        again.reward(self)
 
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
@@ -153,6 +154,7 @@ class Trainer:
         if self.roles.judge is None:
             for lane, found in self._forward(stage, self.roles.reference):
                 self.run.buffer.put(lane, ref_logprobs=found[0])
+            again.reference(self)
             return
         cut = {lane: self._first_epoch(lane) for lane in self._todo(stage)}
         asked = [take(self.run.buffer.rows[lane], block) for lane, its in cut.items() for block in its]
@@ -452,6 +454,14 @@ class Trainer:
             for _ in range(count - len(made)):
                 compute(self._take(rows[lane], nothing(self.sizes)))
             yield lane, [_placed(cut[lane], column, rows[lane]["mask"]) for column in zip(*made, strict=True)]
+
+    @torch.no_grad()
+    def asked_of_reference(self, lane: int) -> torch.Tensor:
+        """The reference's log-probabilities of a lane's samples, in the passes that `ref` makes of them."""
+        rows = self.run.buffer.rows[lane]
+        cut = self._first_epoch(lane)
+        made = [self.roles.reference(self._take(rows, block))[0] for block in cut]
+        return _placed(cut, made, rows["mask"])
 
     def _lr_factor(self) -> float:
         return lr_factor(self.ppo.schedule, self.run.streams.step, warmup=self.ppo.warmup_steps, steps=self.steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
@@ -200,7 +201,8 @@ def unlike(found: Sequence[Computed]) -> bool:
 
 
 def twice(
-    generation: Generation, audits: Audits, progress: Progress, what: str, result: Callable[[int], Result]
+    generation: Generation, audits: Audits, progress: Progress, what: str, result: Callable[[int], Result], *,
+    lends: bool = False,
 ) -> None:  # fmt: skip
     """`what` this step made of each lane, its samples say, is made of one lane once more elsewhere, if it is its turn.
     Collective; raises what the comparison comes to.
@@ -215,7 +217,8 @@ def twice(
     nodes = place.nodes or ("",) * generation.gang.world
     owner = next(rank for rank, mine in enumerate(generation.deal.carried) if lane in mine)
     beat = generation.worker.beat
-    with beat.within(beat.now.phase):  # it has as long as the phase that made them
+    lent = _Lent(audits, generation.gang, lane, owner) if lends else nullcontext()
+    with beat.within(beat.now.phase), lent:  # it has as long as the phase that made them
         found = computed(generation.gang, nodes, owner, seed("audit", *key, "who"), result(lane))
     if not unlike(found):
         generation.worker.say_once(f"audit.lanes: the {what} of a lane were made twice, and came to the same")

@@ -404,15 +404,15 @@ class Run:
             self._generation.check_cut()
         return exchange(self._gang, words)
 
-    def twice(self, what: str, result: Callable[[int], Result]) -> None:
+    def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """`what` this step made of each lane outside of its updates, its samples say, is made of one lane once more on another
-        node if it is its turn (`audit.lanes`). `result(lane)` digests what this rank has made of it, or makes of it again.
-        Collective: use it inside of `with step:`.
+        node if it is its turn (`audit.lanes`). `result(lane)` digests what this rank has made of it, or makes of it again. With
+        `lends` it finds there what the lane's passes are made from (`Run.lends`). Collective: use it inside of `with step:`.
         """
         generation = self._generation
         assert generation is not None, "there is one inside of a step"
         generation.check_cut()
-        twice(generation, self._given.audits, self.progress, what, result)
+        twice(generation, self._given.audits, self.progress, what, result, lends=lends)
 
     def keep(self, *, always: bool = True) -> None:
         """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`. What

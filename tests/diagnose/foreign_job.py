@@ -1,4 +1,4 @@
-"""A training loop that knows nothing of elasticrl, under torchrun. It hangs as a file tells its rank to, until that is gone.
+"""A training loop that knows nothing of elasticrl, under torchrun or accelerate. It hangs while a file tells its rank to.
 
 Steps are told by a file per rank, so that a test sees who goes on.
 """
@@ -102,10 +102,21 @@ HANGS = {
 }
 
 
+def form() -> None:
+    """As the launcher's own library forms a group."""
+    if sys.argv[2:] == ["accelerate"]:
+        from accelerate import Accelerator
+
+        Accelerator(cpu=True)
+        assert dist.is_initialized()
+    else:
+        dist.init_process_group("gloo")
+
+
 def main() -> None:
     while ordered() == "late":
         time.sleep(0.05)
-    dist.init_process_group("gloo")
+    form()
     data = iter(Loader())
     for step in range(1_000_000):
         (FOLDER / f"step-{RANK}").write_text(str(step))

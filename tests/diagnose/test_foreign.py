@@ -25,11 +25,24 @@ SCRIPT = Path(__file__).with_name("foreign_job.py")
 WITHIN_S = 10.0
 
 
-class Torchrun:
-    """A job of three ranks under stock torchrun."""
+BIN = Path(sys.executable).parent
+#: How each launcher starts the job, and the library that its program then forms its group with.
+LAUNCHERS = {
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD), str(SCRIPT)],
+    "accelerate": [
+        str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", str(WORLD), "--num_machines", "1",
+        "--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1", "--main_process_port", "0",
+        str(SCRIPT),
+    ],
+}  # fmt: skip
 
-    def __init__(self, folder: Path) -> None:
+
+class Torchrun:
+    """A job of three ranks under a stock launcher."""
+
+    def __init__(self, folder: Path, launcher: str) -> None:
         self.folder = folder
+        self.name = launcher
         self.launcher: subprocess.Popen[bytes] | None = None
 
     def start(self, late: int | None = None) -> None:
@@ -39,18 +52,9 @@ class Torchrun:
             file.unlink()
         if late is not None:
             self.order(late, "late")
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(WORLD),
-            str(SCRIPT),
-        ]
         with (self.folder / "log").open("wb") as log:
             self.launcher = subprocess.Popen(
-                [*command, str(self.folder)], stdout=log, stderr=log, start_new_session=True
+                [*LAUNCHERS[self.name], str(self.folder), self.name], stdout=log, stderr=log, start_new_session=True
             )
         if late is None:
             self.going()
@@ -115,9 +119,9 @@ class Torchrun:
             self.launcher = None
 
 
-@pytest.fixture(scope="module")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
-    run = Torchrun(tmp_path_factory.mktemp("foreign"))
+@pytest.fixture(scope="module", params=["torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
+def torchrun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
+    run = Torchrun(tmp_path_factory.mktemp("foreign"), request.param)
     run.start()
     yield run
     run.end()

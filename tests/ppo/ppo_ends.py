@@ -10,6 +10,8 @@ What its worker generates is a line in the file `$PPO_GENERATED`: {"generation":
 
 `$PPO_CACHE`, [node, step], flips the sign of a number in the cache of keys there as it generates, from that step on.
 
+`$PPO_FROZEN`, [node, step, role], flips a bit of a weight of a frozen model there, before that step's phase of the same name.
+
 As a sharded model is built, it says how many of those before, or a layer of theirs, were still in memory,
 and whether its weights were read: "ref built beside 0 whole".
 """
@@ -44,12 +46,14 @@ given_as, reference_of = ppo.given_as, ppo.reference_of
 generate = TorchEngine.generate
 actor_loss = Trainer.actor_loss
 here: list[Run] = []  # this worker's
+frozen: dict[str, nn.Module] = {}  # by role
 entered: Counter[str] = Counter()  # how often each phase was, since somebody wants to know
 
 
 @contextmanager
 def phase(run: Run, name: str) -> Iterator[None]:
     here[:] = [run]
+    spoil(run, name)
     with enter(run, name):
         path = Path(os.environ.get("PPO_ENDS", "/nonexistent")) / os.environ["ELASTICRL_NODE"]
         if path.exists():
@@ -93,6 +97,26 @@ def flipping(engine: TorchEngine) -> Iterator[None]:
         hook.remove()
 
 
+def spoil(run: Run, phase: str) -> None:
+    """A weight of a frozen model changes in memory, once and for ever."""
+    node, step, role = json.loads(os.environ.get("PPO_FROZEN", '["", 0, ""]'))
+    if node == os.environ["ELASTICRL_NODE"] and phase == role and run.progress.step >= step and role in frozen:
+        norms = [param for name, param in frozen.pop(role).named_parameters() if "norm" in name]
+        norms[-1].data.view(-1).view(torch.int32)[0] ^= 1 << 22
+
+
+def keeping(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., nn.Module | None]:
+    """What builds a frozen model, which is known here then."""
+
+    def made(*args: Any) -> nn.Module | None:
+        model = build(*args)
+        if model is not None:
+            frozen[role] = model
+        return model
+
+    return made
+
+
 def counted(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., nn.Module | None]:
     """What builds a model in each generation, which says so."""
     built: list[weakref.WeakSet[nn.Module]] = []
@@ -125,5 +149,6 @@ def main() -> None:
     Run.phase = phase  # type: ignore[method-assign]
     TorchEngine.generate = generating  # type: ignore[method-assign]
     ppo.given_as = given
-    ppo.reference_of = counted("ref", reference_of)
+    ppo.reference_of = counted("ref", keeping("ref", reference_of))
+    ppo.models.reward_model = keeping("reward", ppo.models.reward_model)  # type: ignore[assignment]
     ppo.main()

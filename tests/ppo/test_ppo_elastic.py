@@ -239,15 +239,29 @@ def test_a_lane_of_each_update_is_computed_on_two_nodes_and_costs_no_bit(
         gang.until_done()
         assert outcome(gang) == alone
         assert all("audit.lanes: a lane was computed twice" in worker.text for worker in workers.values())
-        assert all("audit.lanes: the samples of a lane were made twice" in worker.text for worker in workers.values())
+        for what in ("samples", "reference's log-probabilities"):
+            said = f"audit.lanes: the {what} of a lane were made twice"
+            assert all(said in worker.text for worker in workers.values()), what
         assert not any("silent corruption" in worker.text for worker in workers.values())
 
 
-def generates_drawn_lane(rank: int, world: int) -> int:
-    """The first step from 2 on whose samples are looked at where this rank has made them."""
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) -> tuple[dict[str, Any], dict[int, str]]:
+    """With a reward model beside a function, and what it comes to undisturbed."""
+    conf = small(tmp_path_factory.mktemp("judged"))
+    parts, weights = {"reverse": "elasticrl.ppo.tasks:reverse"}, {"reverse": "1.0", "model": "0.5"}
+    conf = {**conf, "reward": {"model": folders["reward"], "parts": parts, "weights": weights}}
+    with nodes(tmp_path_factory.mktemp("alone"), conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        return conf, outcome(gang)
+
+
+def makes_drawn_lane(rank: int, world: int, what: str = "samples") -> int:
+    """The first step from 2 on of which what this rank has made of a lane is looked at."""
 
     def owner(step: int) -> int:
-        lane = drawn(SEED, "samples", step, 0, lanes=LANES, rate="1")
+        lane = drawn(SEED, what, step, 0, lanes=LANES, rate="1")
         return next(one for one, mine in enumerate(Deal.contiguous(LANES, world).carried) if lane in mine)
 
     return next(step for step in range(2, STEPS) if owner(step) == rank)
@@ -256,7 +270,7 @@ def generates_drawn_lane(rank: int, world: int) -> int:
 def test_a_node_whose_cache_is_wrong_as_it_generates_is_named_and_nobody_trains_on_its_samples(
     tmp_path: Path, conf, undisturbed
 ) -> None:
-    step = generates_drawn_lane(1, 3)
+    step = makes_drawn_lane(1, 3)
     with nodes(tmp_path, {**conf, "audit": {"lanes": "1"}}, program="ppo_ends") as gang:
         gang.env["PPO_CACHE"] = json.dumps(["n1", step])
         gang.plan("n0", "n1", "n2")
@@ -272,3 +286,33 @@ def test_a_node_whose_cache_is_wrong_as_it_generates_is_named_and_nobody_trains_
         gang.plan("n0", "n2")
         gang.until_done()
         assert outcome(gang) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("role", "what"),
+    [
+        ("ref", "reference's log-probabilities"),
+        pytest.param("reward", "reward model's scores", marks=pytest.mark.slow),
+    ],
+)
+def test_a_node_whose_frozen_model_has_a_flipped_bit_is_named_and_nobody_trains_on_what_it_says(
+    tmp_path: Path, judged, role: str, what: str
+) -> None:
+    conf, alone = judged
+    step = makes_drawn_lane(1, 3, what)
+    with nodes(tmp_path, {**conf, "audit": {"lanes": "1"}}, program="ppo_ends") as gang:
+        gang.env["PPO_FROZEN"] = json.dumps(["n1", step, role])
+        gang.plan("n0", "n1", "n2")
+        bad = gang.workers["n1"]
+        bad.process.join(120)
+        assert bad.process.exitcode == 1, bad.text[-2000:]
+        assert f"Miscomputed: the {what} of lane " in bad.text
+        assert f"of step {step} came to different results" in bad.text
+        for node in ("n0", "n2"):
+            assert "that of rank 1 (n1) stands alone" in gang.workers[node].text
+            assert f"audit.lanes: the {what} of a lane were made twice, and came to the same" in gang.workers[node].text
+            assert gang.workers[node].process.exitcode is None
+        gang.kill_worker("n1")
+        gang.plan("n0", "n2")
+        gang.until_done()
+        assert outcome(gang) == alone
