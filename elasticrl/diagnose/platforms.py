@@ -219,7 +219,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("SXid", _K.XID, _S.GPU_BROKEN, r"[Ff]atal.{0,20}SXid \d{4,6}|SXid \d{4,6}.{0,40}[Ff]atal", detail="NVSwitch SXid", family="xid"),
     Text("got 0 bytes", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"[Ff]ailed to recv, got 0 bytes", family="store"),
     Text("failed on SocketImpl", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"(?:recv|send)\w{3,20} failed on SocketImpl", family="store"),
-    Text(".cuh:", _K.CUDA_ERROR, _S.FABRIC, r"Cuda error .{0,120}all_?reduce\w{0,20}\.cuh:\d{1,5} '(?!out of memory).{0,80}", detail="GPUs that do not reach each other's memory", family="fabric"),
+    Text(".cuh:", _K.CUDA_ERROR, _S.FABRIC, r"Cuda error .{0,120}all_?reduce\w{0,20}\.cuh:\d{1,5} '(?!out of memory|an illegal|unspecified|device-side|misaligned).{0,80}", detail="GPUs that do not reach each other's memory", family="fabric"),
     Text("ERR!", _K.CUDA_ERROR, _S.GPU_SUSPECT, r"^\|.{0,60}\bERR!.{0,60}\|", detail="nvidia-smi cannot read a GPU", family="xid"),
     Text("Fail - ", _K.CUDA_ERROR, _S.GPU_SUSPECT, r"^.{0,4}\| \w[\w ]{2,30}\| Fail - .{0,60}", detail="dcgmi diag", family="xid"),
     Text("transmit timeout: latency", _K.KERNEL, _S.NIC, detail="IPoIB: the link does not send", family="ib"),
