@@ -4,6 +4,6 @@ from pathlib import Path
 
 
 def loaded_ahead(logs: Path, node: str, said: str = "loaded ahead; this process waits") -> bool:
-    """Has a spare process of the node said that?"""
-    mine = [log for log in (logs).rglob("*.log") if f"/{node}/" in str(log) and "rank_" not in log.name]
-    return any(said in log.read_text() for log in mine)
+    """Has the node's newest spare process said that?"""
+    mine = [log for log in logs.rglob("process_*.log") if f"/{node}/warm/" in str(log)]
+    return bool(mine) and said in max(mine, key=lambda log: int(log.stem.rpartition("_")[2])).read_text()

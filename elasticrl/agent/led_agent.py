@@ -21,7 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from elasticrl.agent import pool, warm, worker
+from elasticrl.agent import exits, pool, warm, worker
 from elasticrl.agent.dying import Dying
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.ends import Ends
@@ -169,7 +169,8 @@ class LedAgent(LocalElasticAgent):
             led = Led(asyncio.get_running_loop(), self._left_alone)
             led.by(self._spec.led)
             self._spares.fill()
-            self._turns.spawn(self._see_dying())
+            if not self._spec.on_cards:  # there a fresh process must wait until the dead one's memory is free
+                self._turns.spawn(self._see_dying())
             while not self._turns.over.is_set() and (server.connected or not self._alone):
                 self._turns.looks()
                 self._look()
@@ -263,7 +264,7 @@ class LedAgent(LocalElasticAgent):
         def overtaken() -> bool:
             return self._ordered.launching is not place
 
-        # Those we killed must be gone first: they hold GPU memory. Where there is none it is enough that they run no more.
+        # Those we killed must be gone first: they hold GPU memory, or a script's ports. Else they need only run no more.
         await self._turns.until(lambda: not self._in_the_way() or overtaken(), self._ends_within(leave_s))
         self._spares.fill(at_least=place.slots)
 
@@ -426,7 +427,7 @@ class LedAgent(LocalElasticAgent):
 
     def _in_the_way(self) -> bool:
         """Does somebody who was killed still have what fresh processes need?"""
-        return any(self._spec.on_cards or not process.dying for process in self._ending)
+        return any(self._spec.script or not process.dying for process in self._ending)
 
     async def _see_dying(self) -> None:
         """A worker that a signal ends has failed now, and not when the kernel has freed its memory."""
@@ -434,6 +435,8 @@ class LedAgent(LocalElasticAgent):
             running = [process for process in self._others() if not process.dying]
             await self._turns.until(self._turns.over.is_set, self._dying.pause_s(running))
             for process, sign in self._dying.look(running):
+                if sign in exits.BAD or process not in self._others():
+                    continue  # what it wrote as it failed says more; or it has ended meanwhile
                 process.dying, beat = True, process.beat()
                 if process in self._seated.values() and not self._ends_in_order(process, beat, -sign):
                     process.sweep()

@@ -55,6 +55,7 @@ class Process:
     witness: Path  # where its answers about its stack and recorder lie
     parent: int  # the fork server that knows how it ends
     warm: bool = False
+    loaded: bool = False  # its program has come as far as it can without a rank
     listens: bool = False  # its program asks whether it is time to leave
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
     versions: str = ""  # what it runs, likewise
@@ -108,6 +109,8 @@ class Process:
                 plain = parsed(line)
                 if isinstance(plain, dict) and plain.get("is") == "Listens":
                     self.listens = True
+                if isinstance(plain, dict) and plain.get("is") == "Loaded":
+                    self.loaded = True
                 if isinstance(plain, dict) and plain.get("is") == "Ready":
                     self.warm, self.bits, self.versions = (
                         True,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from elasticrl.agent.logs import Logs
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.turns import Turns
 from elasticrl.base.pauses import pause
+from elasticrl.base.process import killed_by
 
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
@@ -48,7 +50,7 @@ class Spares:
     @property
     def ready(self) -> list[pool.Process]:
         """Processes that can take a rank, the warm ones first."""
-        living = (p for p in self.processes if not (p.killed or p.ended))
+        living = (p for p in self.processes if not (p.killed or p.ended or killed_by(p.pid)))
         return sorted(living, key=lambda p: (not p.warm, p.number))
 
     def fill(self, at_least: int = 0) -> None:
@@ -84,6 +86,9 @@ class Spares:
         """One has ended, of this cause."""
         self.processes.remove(process)
         self.problem = f"a process ended before it was warm: {cause}" if not process.warm else ""
+        if self._spec.load_ahead and process.warm and not (process.loaded or process.killed or process.orphaned()):
+            self._spec = replace(self._spec, load_ahead=False)
+            log.warning("agent.load_ahead: a spare process ended as it loaded (%s); no other one loads ahead", cause)
         self._slow_down()
 
     def end(self, why: str) -> None:

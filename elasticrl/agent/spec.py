@@ -68,7 +68,7 @@ class Spec:
     unset: tuple[str, ...] = ()  # of FORKING: what a script's own process has not in its environment
     imports: tuple[str, ...] = ()  # what a spare imports while nobody waits for it: "module", or "module:name"
     load_ahead: bool = False  # a spare process runs the program as far as it comes without a rank
-    on_cards: bool = True  # its workers hold memory of GPUs, which others need only once they have really ended
+    on_cards: bool = True  # its workers hold memory of GPUs: others can begin only when they have really ended
     grace_s: float = 10.0  # with `script`: from SIGTERM to SIGKILL
     stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
     log_limit_bytes: int = 64 * 1024 * 1024

@@ -88,11 +88,12 @@ def live(channel: socket.socket, job: Job) -> None:
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     if seat.expect(IDLE_S) is None:
         warm.load_later(job.later)
-        if job.load_ahead and not (why := unfit(job)):
+        why = unfit(job) if job.load_ahead else ""
+        if job.load_ahead and not why and seat.expect(0.0) is None:
             seat.begin_early(script=not job.joins)
             run(job.program, job.args)
             return
-        if job.load_ahead:
+        if why:
             print(f"elasticrl: nothing is loaded ahead (agent.load_ahead): {why}", file=sys.stderr)
     order = seat.expect()
     if isinstance(order, Place):
@@ -118,12 +119,14 @@ def unfit(job: Job) -> str:
 def source_of(program: tuple[str, ...]) -> str:
     """The text of the program's own file, "" if there is none."""
     path: str | None = program[0]
-    if program[0] == "-m":
-        spec = importlib.util.find_spec(program[1])
-        path = spec.origin if spec else None
     try:
+        if program[0] == "-m":
+            spec = importlib.util.find_spec(program[1])
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{program[1]}.__main__")
+            path = spec.origin if spec else None
         return Path(path or "").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (OSError, ImportError, ValueError):
         return ""
 
 

@@ -45,6 +45,9 @@ class NoSeat(RuntimeError):
     """This process was not started by an agent."""
 
 
+hidden: set[str] = (
+    set()
+)  # variables that a rank no longer brings into the environment: a library takes them for its own
 Order = Place | Park | Halt
 ORDERS: Final = {kind.__name__: kind for kind in (Place, Park, Halt)}
 
@@ -105,7 +108,8 @@ def lone_env() -> dict[str, str]:
 def take_place(place: Place) -> None:
     """From here on this process is the one of that rank: its log, its variables, its name in `ps`."""
     open_log(place.log)
-    os.environ.update(rank_env(place) | (lone_env() if place.world == 1 else {}))
+    found = rank_env(place) | (lone_env() if place.world == 1 else {})
+    os.environ.update({name: value for name, value in found.items() if name not in hidden})
     title(f"r{place.rank}")
 
 
@@ -118,6 +122,7 @@ class OwnSeat:
         self.beat = beat
         self.scripted = False  # its program has not asked for it, and may report steps
         self._early = ""  # its program runs and has no rank yet: "joins", or "script" for one that does not ask for it
+        self._claiming = threading.RLock()
         self._listens = False
         self.committed: Commit | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
@@ -145,7 +150,9 @@ class OwnSeat:
 
         Call it out of any process group: by calling it you say that your state is in hand and nobody waits for you.
         """
-        self._come_early()
+        if self._early == "joins":
+            self._waits_early()
+            self._early = ""
         with self._changed:
             if not self._ready(done) and self.beat.now.state not in {Stage.WARM, Stage.DONE}:
                 self.beat.parked(self._order.generation if self._order else 0)
@@ -173,23 +180,31 @@ class OwnSeat:
 
     def claim(self) -> None:
         """For a program that began without a rank, and cannot go on without one: blocks until it has one."""
-        kind = self._come_early()
-        if not kind:
+        if not self._early or self.beat.now.pid != os.getpid():  # a loader's own process has none, and never will
             return
-        order = self.expect()
-        if isinstance(order, Halt):
-            raise SystemExit(0)
-        if kind == "script":
-            self.begin()
-        elif isinstance(order, Place):
-            take_place(order)
+        with self._claiming:
+            if not self._early:
+                return
+            self._waits_early()
+            with self._changed:
+                while not isinstance(self._order, Place | Halt):
+                    if isinstance(self._order, Park):
+                        self.beat.parked(self._order.generation)
+                    self._changed.wait()
+                order = self._order
+            if isinstance(order, Halt):
+                raise SystemExit(0)
+            if self._early == "script":
+                self.begin()
+            else:
+                take_place(order)
+            self._early = ""
 
-    def _come_early(self) -> str:
-        """The program has come as far as it can without a rank. Returns of which kind it is; "": it had one already."""
-        kind, self._early = self._early, ""
-        if kind and self._order is None:
+    def _waits_early(self) -> None:
+        """The program has come as far as it can without a rank."""
+        self._say("Loaded")
+        if self._order is None:
             print("elasticrl: loaded ahead; this process waits for a rank", flush=True)
-        return kind
 
     def ready(self, bits: str = "", versions: str = "") -> None:
         """Tells the agent that this process is warm; and, if it was asked to find out, what decides the bits it computes, and
@@ -254,6 +269,8 @@ class OwnSeat:
             self.committed = Commit(**plain)
             return
         order = read(plain)
+        if self._early and isinstance(order, Place):
+            open_log(order.log)  # where the agent looks for its words from now on
         with self._changed:
             self._order = order
             self._number += 1

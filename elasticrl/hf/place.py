@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.distributed as dist
 
-from elasticrl.contract.seat import NoSeat, OwnSeat
+from elasticrl.contract.seat import NoSeat, OwnSeat, hidden
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.run import join as take_place
@@ -51,6 +51,7 @@ def join(config: Path | str | Tree | None = None) -> Run:
             )
         _one_card()
         _here = take_place(config)
+        hidden.update(SIGNS)
         for name in SIGNS:
             os.environ.pop(name, None)
     return _here

@@ -47,6 +47,10 @@ def deal_experts(name: str, experts: nn.Module, mesh: DeviceMesh) -> None:
             out = forward(hidden, at.masked_fill(elsewhere, here), weights.masked_fill(elsewhere, 0.0))
         finally:
             module._parameters.update(whole)  # noqa: SLF001
+        if (
+            torch.is_grad_enabled() and not out.requires_grad
+        ):  # none of its tokens: it must enter the sums of gradients all the same
+            out = out + 0.0 * (hidden.sum() + weights.sum())
         found: torch.Tensor = _Sum.apply(out, group)  # type: ignore[no-untyped-call]
         return found
 

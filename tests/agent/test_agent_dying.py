@@ -22,6 +22,11 @@ LARGE = "import time; a = bytearray(1 << 30); a[::4096] = b'x' * (1 << 18); prin
 
 
 def test_a_large_process_is_seen_to_die_before_the_kernel_says_that_it_has() -> None:
+    # Whoever looks may be put aside just then.
+    assert any(seen_to_die() == signal.SIGKILL for _ in range(5))
+
+
+def seen_to_die() -> int:
     process = subprocess.Popen([sys.executable, "-c", LARGE], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -33,11 +38,11 @@ def test_a_large_process_is_seen_to_die_before_the_kernel_says_that_it_has() -> 
     seen = 0
     while not poll.poll(0):
         seen = seen or killed_by(process.pid)
-    assert seen == signal.SIGKILL
     process.wait()
     assert killed_by(process.pid) == 0, "it is gone"
     os.close(watch)
     process.stdout.close()
+    return seen
 
 
 class Worker:
@@ -57,11 +62,13 @@ class Worker:
         self.swept = True
 
 
-@pytest.mark.parametrize("cards", [True, False])
-def test_a_worker_that_a_signal_ends_has_failed_at_once_and_others_wait_only_for_its_gpu(
-    tmp_path: Path, cards: bool
+@pytest.mark.parametrize("script", [True, False])
+def test_a_worker_that_a_signal_ends_has_failed_at_once_and_only_scripts_wait_for_its_ports(
+    tmp_path: Path, script: bool
 ) -> None:
-    spec = Spec(job="j", node="n0", program=("-m", "nothing"), log_dir=str(tmp_path / "log"), on_cards=cards)
+    spec = Spec(
+        job="j", node="n0", program=("-m", "nothing"), log_dir=str(tmp_path / "log"), on_cards=False, script=script
+    )
     agent: Any = LedAgent(spec, tmp_path, Notify(None))
     worker = Worker()
     agent._seated = {0: worker}
@@ -92,4 +99,4 @@ def test_a_worker_that_a_signal_ends_has_failed_at_once_and_others_wait_only_for
     assert report.work is Work.FAILED
     assert report.exit.cause == "signal 9 (SIGKILL)"
     assert (report.exit.step, report.exit.own) == (12, False)
-    assert agent._in_the_way() is cards
+    assert agent._in_the_way() is script

@@ -145,7 +145,7 @@ def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path
 
 
 def test_a_program_that_loads_for_long_is_loaded_ahead_so_a_dead_worker_costs_no_load(tmp_path: Path):
-    load_s = 5.0
+    load_s = 8.0
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},
         "agent": {"load_ahead": True, "env": {"LOAD_S": str(load_s)}},

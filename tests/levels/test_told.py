@@ -62,7 +62,7 @@ def test_a_script_that_tells_its_steps_is_watched_by_phase_and_saves_before_it_l
 
 
 def test_what_a_script_loads_before_it_has_a_rank_is_loaded_ahead() -> None:
-    load_s = 6.0
+    load_s = 8.0
     conf = CONF | {"agent": {"load_ahead": True}}
     with Running("told.py", "--steps", "4000", "--load", str(load_s), level="told", conf=conf) as run:
         run.job.start("n0", "n1")
