@@ -110,9 +110,9 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
-    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
-    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     device = base.context.device
+    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens, device=device)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     frozen = Frozen(tree, device)
     apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
     built = to_train(base, frozen, ["actor", *["critic"] * apart])
@@ -244,9 +244,9 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
 
-    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
-    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes), last="update")
     device = base.context.device
+    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens, device=device)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes), last="update")
     frozen = Frozen(tree, device)
     built = to_train(base, frozen, ["actor"])["actor"]
     base.train(actor=(built, rule_of(tree, "actor")))

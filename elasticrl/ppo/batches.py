@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo.sizes import Sizes, width_of
+from elasticrl.ppo.sizes import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def blocks(index: torch.Tensor, rows: Mapping[str, torch.Tensor], sizes: Sizes) 
     widths, found = [sizes.width(length) for length in longest[order].tolist()], []
     for start, stop in runs(widths, sizes):
         mine = units[order[start:stop]].reshape(-1)
-        found.append(Block(mine, widths[start], width_of(max(int(answer[mine].max()), 1), sizes.answer)))
+        found.append(Block(mine, widths[start], sizes.cut(max(int(answer[mine].max()), 1), sizes.answer)))
     return found
 
 
@@ -112,7 +112,7 @@ def _runs(widths: Sequence[int], sizes: Sizes, costs: int) -> list[tuple[int, in
 
 def nothing(sizes: Sizes) -> Block:
     """A pass of one row of padding, for who joins in a collective."""
-    return Block(torch.empty(0, dtype=torch.long), width_of(1, sizes.sample), width_of(1, sizes.answer))
+    return Block(torch.empty(0, dtype=torch.long), sizes.width(1), sizes.cut(1, sizes.answer))
 
 
 def take(rows: Mapping[str, torch.Tensor], block: Block) -> Rows:

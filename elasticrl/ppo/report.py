@@ -215,7 +215,9 @@ def facts_of(whole: Tally) -> dict[str, float]:
         "length": m["length"].mean,
     }
     found |= parts_said(m)
-    found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
+    if "gap" in m:
+        found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std()}
+    found["advantage_std"] = m["advantages"].std()
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
     if "turns" in m:

@@ -30,11 +30,11 @@ from elasticrl.ppo.losses import (
     Entries,
     entropies,
     importance_weights,
-    logprobs,
     masked,
     policy_loss,
     summed,
     value_loss,
+    with_entropy,
 )  # fmt: skip
 from elasticrl.ppo.report import Report, facts_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
@@ -88,6 +88,7 @@ class Trainer:
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.turns = episodes is not None
+        self.heard = self._hears(staleness)
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
@@ -96,6 +97,12 @@ class Trainer:
         }
         self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
+
+    def _hears(self, staleness: Staleness) -> bool:
+        """Whether the engine's log-probabilities are the trainer's own: the same weights by the same code, in the same type."""
+        if self.engine is None or not self.engine.alike or self.ppo.importance_limit:
+            return False
+        return not (staleness or self.turns or self.roles.tied) and self.roles.model.dtype == "float32"
 
     def step(self, number: int) -> Report:
         """One iteration, or what is left of it: stages whose results were kept are not done again."""
@@ -143,8 +150,13 @@ class Trainer:
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
 
-        A tied head gives the values in the same pass.
+        A tied head gives the values in the same pass. Where the engine computes as the trainer does, it has said them already,
+        to the last bits but a few.
         """
+        if self.heard:
+            for lane in dict.fromkeys(self.run.lanes):
+                self.run.buffer.put(lane, logprobs=self.run.buffer.rows[lane]["rollout_logprobs"])
+            return
         for lane, found in self._forward(stage, self.roles.policy):
             self.run.buffer.put(lane, **dict(zip(("logprobs", "values"), found, strict=False)))
 
@@ -194,8 +206,9 @@ class Trainer:
             heard = None if there is None else there[chosen]
             tally.spread("kl", divergence.sum(1)[chosen], heard)
             tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen], heard)
-            gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
-            tally.spread("gap", gap[chosen], mask[chosen])
+            if not self.heard:
+                gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
+                tally.spread("gap", gap[chosen], mask[chosen])
             tally.spread("length", mask.sum(1), there)
             tally.add(ended=rows["ended"].sum().item())
             if self.turns:
@@ -327,14 +340,13 @@ class Trainer:
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
         logits, values = self.roles.logits(self.roles.actor, rows)
-        new = logprobs(logits, response(rows), self.roles.temperature)
+        new, entropy = with_entropy(logits, response(rows), self.roles.temperature)
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
         loss = term.loss.over(count)
-        with torch.set_grad_enabled(ppo.entropy_coef > 0):
-            entropy = entropies(logits, self.roles.temperature)
         if ppo.entropy_coef:
+            entropy = entropies(logits, self.roles.temperature)
             loss = loss - ppo.entropy_coef * summed(entropy, mask, how).over(count)
         if ppo.kl.where == "loss":
             coef = self.coefficient.of(self.run.buffer.step)

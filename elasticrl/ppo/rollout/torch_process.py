@@ -67,9 +67,10 @@ class TorchProgram:
         """As Program's."""
         self._alive = alive
         first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
-        # One width: of several the engine would make several blocks, none of them full.
-        block = {k: r for k, (r, t) in self._waiting.items() if t == tokens and r.width == first.width}
-        block = dict(list(block.items())[: self._engine.rows])
+        like = first.block, first.width, tokens  # one width: of several the engine would make several blocks
+        block = {k: r for k, (r, t) in self._waiting.items() if (r.block, r.width, t) == like}
+        if not first.block:
+            block = dict(list(block.items())[: self._engine.rows])
         full = self._engine.sampling
         if tokens is not None:
             self._engine.sampling = replace(full, max_tokens=tokens)
