@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -40,7 +41,9 @@ def main() -> None:
         micro_tokens=job["micro_batch"] * (job["prompt"] + job["max_tokens"]),
         lr=job["lr"], critic_lr=job["lr"], kl=Kl(where="loss", coef=0.05) if job["algorithm"] == "grpo" else Kl(),
     )  # fmt: skip
-    passes = sizes.of(ppo, prompt=job["prompt"], answer=job["max_tokens"], device="cpu")
+    widest = {"prompt": job["prompt"], "answer": job["max_tokens"]}
+    share = models.shares(job["model"], model, ppo, lanes, **widest)
+    passes = sizes.of(ppo, device="cpu", share=share, **widest)
     tokenizer = models.tokenizer(job["model"])
     actor = models.actor(model, job["model"], seed=7)
     critic = models.critic(model, job["reward"]) if job["algorithm"] == "ppo" else None
@@ -59,7 +62,7 @@ def main() -> None:
     if job["algorithm"] == "ppo":
         scorer = rewards.RewardModel(
             model=models.reward_model(model, job["reward"]),
-            sizes=passes,
+            sizes=replace(passes, unit=1, share=False),
             pad=tokenizer.pad_token_id,
         )
     sampling = Sampling(

@@ -111,7 +111,11 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
     device = base.context.device
-    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens, device=device)
+    ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
+    widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
+    # On GPUs a mask takes another kernel, which nobody has measured here; elsewhere a judge takes samples.
+    share = device == "cpu" and not ref_away and models.shares(path, tree.model, ppo, lanes, **widest)
+    passes = sizes.of(ppo, device=device, share=share, **widest)
     run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     frozen = Frozen(tree, device)
     apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
@@ -121,7 +125,6 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     frozen.ends(sampling.eos)
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
-    ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
@@ -145,7 +148,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
                 model=nn.Module()
                 if reward_away
                 else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
-                sizes=passes,
+                sizes=replace(passes, unit=1, share=False),
                 pad=tokenizer.pad_token_id,
                 collective=collective(tree, "reward"),
                 judge=judge if reward_away else None,

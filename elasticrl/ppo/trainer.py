@@ -409,7 +409,7 @@ class Trainer:
         for i, (index, its) in enumerate(zip(self._orders(lane), self._cut(lane), strict=True)):
             mask = (rows["mask"] & rows["kept"][:, None])[index] if "kept" in rows else rows["mask"][index]
             tally.add(**{f"entries.{i}": self._count(mask), f"entries.{i}.samples": float(mask.any(1).sum())})
-            tally.add(tokens=rows["attention"][index].sum().item(), places=sum(block.places for block in its))
+            tally.add(tokens=float(sum(b.tokens for b in its)), places=float(sum(b.places for b in its)))
 
     def _entries(self, number: int) -> Entries:
         """Of the whole mini-batch."""

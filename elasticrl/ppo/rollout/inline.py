@@ -10,7 +10,7 @@ probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +102,13 @@ class TorchEngine:
         # All of what follows a prompt is attended to, padding after the end as well: nobody reads what it makes.
         attention = torch.cat([seen, torch.ones_like(mask)], 1)
         position = (seen.long().cumsum(1) - 1).clamp(min=0)
-        parts = [(list(range(rows)), prompt_width)]
-        if not alone and self._fits:
-            parts = by_length([len(r.prompt) for r in filled], prompt_width)
-        logits, cache = self._prompts(prompts, attention[:, :prompt_width], position, parts, PARTS if every else 0)
+        parts, of = [(list(range(rows)), prompt_width)], list(range(rows))
+        if not alone and self._fits:  # a prompt of several requests goes through once
+            firsts = {prompt: at for at, prompt in reversed([*enumerate(r.prompt for r in filled)])}
+            of = [firsts[r.prompt] for r in filled]
+            parts = by_length({at: len(filled[at].prompt) for at in sorted(set(of))}, prompt_width)
+        prefilled = prompts, attention[:, :prompt_width], position
+        logits, cache = self._prompts(*prefilled, parts, torch.tensor(of, device=device), PARTS if every else 0)
         here, position = torch.arange(rows, device=device), position[:, -1:]  # the rows that are still gone on with
         for t in range(s.max_tokens):
             if t:
@@ -142,10 +145,16 @@ class TorchEngine:
         return there
 
     def _prompts(
-        self, prompts: torch.Tensor, seen: torch.Tensor, position: torch.Tensor, parts: Sequence[Part], passes: int
+        self,
+        prompts: torch.Tensor,
+        seen: torch.Tensor,
+        position: torch.Tensor,
+        parts: Sequence[Part],
+        of: torch.Tensor,
+        passes: int,
     ) -> tuple[torch.Tensor, Any]:
         """(logits [rows, vocabulary] of the first token, the cache). Each part is a pass; `passes` are made at least, since a
-        pass may be a collective.
+        pass may be a collective. `of`: the row that went through the model for each.
         """
         made, whole = [], prompts.shape[1]
         nothing: Part = ([0], width_of(1, whole))
@@ -159,13 +168,15 @@ class TorchEngine:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            made.append((index, out.past_key_values, out.logits[:, -1]))
+            rows, places = (of[:, None] == index).nonzero(as_tuple=True)  # who has these prompts, and where in the pass
+            made.append((rows, places, out.past_key_values, out.logits[:, -1]))
         made = made[: len(parts)]
-        logits = torch.empty_like(made[0][2][:1]).repeat(len(prompts), 1)
-        for index, _, mine in made:
-            logits[index] = mine
-        cache = room.joined([(index, cache) for index, cache, _ in made], whole) if self._fits else made[0][1]
-        return logits, cache
+        logits = torch.empty_like(made[0][3][:1]).repeat(len(prompts), 1)
+        for rows, places, _, mine in made:
+            logits[rows] = mine[places]
+        if not self._fits:
+            return logits, made[0][2]
+        return logits, room.joined([(rows, places, cache) for rows, places, cache, _ in made], whole)
 
 
 def together(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:
@@ -183,13 +194,14 @@ def together(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:
         yield from (its[at : at + size] for at in range(0, len(its), size))
 
 
-def by_length(lengths: Sequence[int], most: int) -> list[Part]:
-    """Which prompts go through the model in one pass, and how wide that is: as many in each, with others of about their length.
+def by_length(lengths: Mapping[int, int], most: int) -> list[Part]:
+    """Which rows' prompts go through the model in one pass, and how wide that is: as many in each, with others of about their
+    length.
 
-    >>> by_length([300, 10, 12, 11, 280, 90, 9, 100], 320)
+    >>> by_length(dict(enumerate([300, 10, 12, 11, 280, 90, 9, 100])), 320)
     [([6, 1, 3, 2], 16), ([5, 7], 104), ([4, 0], 320)]
     """
-    order = sorted(range(len(lengths)), key=lambda at: lengths[at])
+    order = sorted(lengths, key=lambda at: lengths[at])
     each = -(-len(order) // PARTS)
     found: list[Part] = []
     for part in (order[at : at + each] for at in range(0, len(order), each)):

@@ -42,19 +42,19 @@ class Room(DynamicLayer):
         assert self.values is not None
         self._take([self.keys.index_select(0, indices), self.values.index_select(0, indices)])
 
-    def fill(self, parts: Sequence[tuple[torch.Tensor, Any]], width: int) -> None:
-        """With what passes over prompts left: the rows of each, and its layer. They end at `width`; what is before them is 0,
-        and nobody attends to it.
+    def fill(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, Any]], width: int) -> None:
+        """With what passes over prompts left: the rows of each, their places in it, and its layer. They end at `width`; what is
+        before them is 0, and nobody attends to it.
         """
-        first, rows = parts[0][1], sum(len(index) for index, _ in parts)
+        first, rows = parts[0][2], sum(len(index) for index, *_ in parts)
         self.dtype, self.device, self.is_initialized = first.keys.dtype, first.keys.device, True
         self.room = [
             torch.zeros(rows, like.shape[1], width + MORE, like.shape[3], dtype=like.dtype, device=like.device)
             for like in (first.keys, first.values)
         ]
-        for index, layer in parts:
+        for index, places, layer in parts:
             for whole, made in zip(self.room, (layer.keys, layer.values), strict=True):
-                whole[index, :, width - made.shape[2] : width] = made
+                whole[index, :, width - made.shape[2] : width] = made[places]
         self._hold(width)
 
     def _take(self, held: Sequence[torch.Tensor]) -> None:
@@ -74,9 +74,9 @@ def fits(model: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
 
 
-def joined(parts: Sequence[tuple[torch.Tensor, Cache]], width: int) -> Cache:
+def joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor, Cache]], width: int) -> Cache:
     """The caches of several passes over prompts as one."""
-    layers = [Room() for _ in parts[0][1].layers]
+    layers = [Room() for _ in parts[0][2].layers]
     for i, layer in enumerate(layers):
-        layer.fill([(index, cache.layers[i]) for index, cache in parts], width)
+        layer.fill([(index, places, cache.layers[i]) for index, places, cache in parts], width)
     return Cache(layers=layers)
