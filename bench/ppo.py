@@ -392,9 +392,19 @@ def told(
                 f"{GOAL:.2f}: {cost['verdict']}"
             )
     show(
-        f"a whole {job['algorithm'].upper()} step: {BATCH} samples of at most {job['prompt']} + {job['max_tokens']} tokens, prompts "
-        f"of {job['mean_prompt']:.1f} on average, {job['epochs']} epochs",
-        ("side", "W", "samples/s", "tokens/s", "step", "samples/processor s", "answer", "largest process", "of TRL's speed"),
+        f"a whole {job['algorithm'].upper()} step: {BATCH} samples of at most {job['prompt']} + {job['max_tokens']} tokens, "
+        f"prompts of {job['mean_prompt']:.1f} on average, {job['epochs']} epochs",
+        (
+            "side",
+            "W",
+            "samples/s",
+            "tokens/s",
+            "step",
+            "samples/processor s",
+            "answer",
+            "largest process",
+            "of TRL's speed",
+        ),
         rows,
         [*notes, *([noise] if noise else [])],
     )

@@ -2,7 +2,8 @@
 
     python bench/ppo_plain.py JOB.json          (or under torchrun, for several workers)
 
-What the elastic runtime costs is the difference to this. Writes a JSON line for each step: when it was made, and how long its answers were on average.
+What the elastic runtime costs is the difference to this. Writes a JSON line for each step: when it was made, how long its
+answers were on average, and what its phases took.
 """
 
 import json

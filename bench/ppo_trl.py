@@ -55,7 +55,8 @@ def main() -> None:
         gradient_accumulation_steps=job["batch"] // job["micro_batch"] // world, num_mini_batches=1,
         num_ppo_epochs=job["epochs"], total_episodes=job["batch"] * job["steps"], response_length=job["max_tokens"],
         local_rollout_forward_batch_size=job["micro_batch"], num_sample_generations=0, temperature=1.0,
-        stop_token="eos" if job["ends"] else None, kl_coef=0.05, gradient_checkpointing=False, logging_strategy="no", disable_tqdm=True,
+        stop_token="eos" if job["ends"] else None, kl_coef=0.05, gradient_checkpointing=False, logging_strategy="no",
+        disable_tqdm=True,
     )  # fmt: skip
     trainer = PPOTrainer(
         args=conf,

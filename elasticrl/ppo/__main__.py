@@ -112,10 +112,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     ppo, lanes = tree.ppo, tree.lanes.count
     device = base.context.device
     ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
-    widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
-    # On GPUs a mask takes another kernel, which nobody has measured here; elsewhere a judge takes samples.
-    share = device == "cpu" and not ref_away and models.shares(path, tree.model, ppo, lanes, **widest)
-    passes = sizes.of(ppo, device=device, share=share, **widest)
+    passes = passes_of(tree, device)
     run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     frozen = Frozen(tree, device)
     apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
@@ -208,6 +205,16 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         lambda: hold({name: at_first(it) for name, it in built.items()}, frozen.whole("ref"), frozen.whole("reward"))
     )
     return trainer, refresh
+
+
+def passes_of(tree: Tree, device: str) -> sizes.Sizes:
+    """Of the job's forward and backward passes. Samples of a group are one row on CPUs: on GPUs a mask takes another kernel,
+    which nobody has measured here, and a judge elsewhere takes samples.
+    """
+    ppo, lanes, away = tree.ppo, tree.lanes.count, tree.placement.ref.where == "rollout"
+    widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
+    share = device == "cpu" and not away and models.shares(str(tree.model.path), tree.model, ppo, lanes, **widest)
+    return sizes.of(ppo, device=device, share=share, **widest)
 
 
 def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:

@@ -98,7 +98,13 @@ def test_each_token_that_the_model_itself_ends_with_ends_an_answer(folders, tmp_
 def blocks(count, *, most=7, prompts=7):
     """Of a lane, with prompts of unlike lengths."""
     return [
-        Request(id=str(i), prompt=tuple((i + k) % 10 for k in range(1 + i * 5 % prompts)), seed=1000 + i, width=most, block="a")
+        Request(
+            id=str(i),
+            prompt=tuple((i + k) % 10 for k in range(1 + i * 5 % prompts)),
+            seed=1000 + i,
+            width=most,
+            block="a",
+        )
         for i in range(count)
     ]
 

@@ -44,7 +44,9 @@ class Request:
     width: int = (
         0  # to which its prompt is padded while it is generated, and a function of the data alone; 0: prompt_tokens
     )
-    block: str = ""  # generated together with the others of this name; a function of the data alone. "": with any others
+    block: str = (
+        ""  # generated together with the others of this name; a function of the data alone. "": with any others
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -421,7 +421,9 @@ class Server:
         for name, seed, length, width, block in zip(*columns, strict=True):
             prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
             at += length
-            mine = f"{visitor.number}/{block}" if block else ""  # a lane may be asked for by two, one of whom is replaced
+            mine = (
+                f"{visitor.number}/{block}" if block else ""
+            )  # a lane may be asked for by two, one of whom is replaced
             requests.append(Request(id=name, prompt=prompt, seed=seed, width=width, block=mine))
         for request in requests:
             if why := amiss(request, fits=self.service.sampling.prompt_tokens, vocabulary=self.program.vocabulary):
