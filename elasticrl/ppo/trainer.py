@@ -36,7 +36,7 @@ from elasticrl.ppo.losses import (
     value_loss,
     with_entropy,
 )  # fmt: skip
-from elasticrl.ppo.report import Report, facts_of, lr_factor
+from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
@@ -89,6 +89,8 @@ class Trainer:
         asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.turns = episodes is not None
         self.heard = self._hears(staleness)
+        self.together = flow.together(ppo, tied=roles.tied)
+        self._valued: tuple[torch.Tensor, ...] = ()  # values, advantages and returns of the critic's last pass
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
@@ -191,18 +193,19 @@ class Trainer:
             if ppo.algorithm != "ppo":
                 buffer.put(lane, advantages=without_critic(rewards, mask, ppo, rows.get("lost")))
                 tally.spread("sums", rewards.sum(1), there)
+            elif self.together:
+                buffer.put(lane, rewards=rewards)
             else:
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
-                tally.spread("returns", returns, mask)
-                tally.spread("errors", returns - rows["values"], mask)
             asked, chosen = self._asked(lane), self._chosen(lane)
             buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("scores", rows["scores"].sum(1), there)
             for name in (name for name in rows if name.startswith(PART)):
                 tally.spread(f"reward/{name.removeprefix(PART)}", rows[name], there)
-            tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+            if not self.together:
+                self._tally_gains(lane, tally)
             heard = None if there is None else there[chosen]
             tally.spread("kl", divergence.sum(1)[chosen], heard)
             tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen], heard)
@@ -217,17 +220,48 @@ class Trainer:
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
+        if not self.together:
+            self._scale(whole)
+        buffer.facts |= facts_of(whole)
+        if "ref" in self.flow:
+            buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
+        seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
+        self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _tally_gains(self, lane: int, tally: Tally) -> None:
+        rows, chosen = self.run.buffer.rows[lane], self._chosen(lane)
+        mask = rows["mask"]
+        tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+        if "returns" in rows:
+            tally.spread("returns", rows["returns"], mask)
+            tally.spread("errors", rows["returns"] - rows["values"], mask)
+
+    def _scale(self, whole: Tally) -> None:
+        """Advantages by the moments of the whole batch."""
+        ppo, buffer = self.ppo, self.run.buffer
         for lane in dict.fromkeys(self.run.lanes):
             rows = buffer.rows[lane]
             if ppo.algorithm in WHITENED and ppo.whiten:
                 buffer.put(lane, advantages=whiten(rows["advantages"], rows["mask"], whole.moments["advantages"]))
             if ppo.algorithm == "grpo" and ppo.scale_rewards == "batch":
                 buffer.put(lane, advantages=over_batch(rows["advantages"], whole.moments["sums"]))
-        buffer.facts |= facts_of(whole)
-        if "ref" in self.flow:
-            buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
-        seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
-        self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _gain(self, made: Mapping[int, Mapping[int, tuple[Block, tuple[torch.Tensor, ...]]]]) -> None:
+        """What the critic's first passes came to, by lane and part: values, advantages and returns, and these scaled. As
+        `advantage` does it where the values have a stage by themselves.
+        """
+        buffer, tallies = self.run.buffer, {}
+        for lane in dict.fromkeys(self.run.lanes):
+            its, mask = [part for _, part in sorted(made[lane].items())], buffer.rows[lane]["mask"]
+            columns = zip(*(found for _, found in its), strict=True)
+            values, advantages, returns = (_placed([block for block, _ in its], column, mask) for column in columns)
+            buffer.put(lane, values=values, advantages=advantages, returns=returns)
+        for lane in self.run.lanes:
+            tallies[lane] = Tally()
+            self._tally_gains(lane, tallies[lane])
+        whole = self.run.exchange(tallies)
+        self._scale(whole)
+        buffer.facts |= gains_of(whole)
 
     def _rewards(self, rows: Rows) -> torch.Tensor:
         """[samples, tokens]: scores, and what is taken from them."""
@@ -287,7 +321,7 @@ class Trainer:
             entries = self._entries(number)
             for role in self.flow.trained:
                 with self.run.part(f"{role}_update"):
-                    said = Tally()
+                    said, made = Tally(), dict[int, dict[int, tuple[Block, tuple[torch.Tensor, ...]]]]()
                     for lane, part, tally in self.run.passes(role):
                         its = (cut.get(lane) or self._cut(lane))[number]  # a lane that is audited is carried elsewhere
                         if part < max(len(its), passes[number]):
@@ -295,9 +329,13 @@ class Trainer:
                             with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
                                 backward(self.losses[role](rows, entries, tally))
                             said = tally
+                            if part < len(its):
+                                made.setdefault(lane, {})[part] = its[part], self._valued
                         else:  # nothing is left of this lane: its gradient is 0, and so is all that it says
                             self.run.leave_out()
                             tally.add(**dict.fromkeys(said.held, 0.0))
+                if role == "critic" and number == 0 and self._valued:
+                    self._gain(made)
             for lane in dict.fromkeys(self.run.lanes):
                 self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
             done = self.run.update(
@@ -361,11 +399,18 @@ class Trainer:
         return loss
 
     def critic_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
-        """A separate critic's."""
+        """A separate critic's. In the first update of a step its values may be the old ones, of which returns are made."""
+        values = self.roles.values(rows)[0]
+        if "rewards" in rows and self.run.streams.update == 0:
+            old, mask, ppo = values.detach(), rows["mask"], self.ppo
+            advantages, returns = gae(rows["rewards"], old, mask, gamma=ppo.gamma, lam=ppo.lam)
+            self._valued = old, advantages, returns
+        else:
+            old, returns = rows["values"], rows["returns"]
         term = value_loss(
-            self.roles.values(rows)[0],
-            rows["values"],
-            rows["returns"],
+            values,
+            old,
+            returns,
             rows["mask"] & rows["kept"][:, None],
             clip=self.ppo.value_clip,
         )
