@@ -110,12 +110,13 @@ class TorchEngine:
         prefilled = prompts, attention[:, :prompt_width], position
         logits, cache = self._prompts(*prefilled, parts, torch.tensor(of, device=device), PARTS if every else 0)
         here, position = torch.arange(rows, device=device), position[:, -1:]  # the rows that are still gone on with
+        begin = 0  # before it nobody of these has a token
         for t in range(s.max_tokens):
             if t:
                 self.check()
                 out: Any = self.model(
                     input_ids=response[here, t - 1 : t],
-                    attention_mask=attention[here, : prompt_width + t],
+                    attention_mask=attention[here, begin : prompt_width + t],
                     position_ids=position,
                     past_key_values=cache,
                     use_cache=True,
@@ -135,7 +136,9 @@ class TorchEngine:
             if not alone and self._fits and 0 < left <= CROWDED * len(here):
                 stay = (~over).nonzero()[:, 0]
                 here, position = here[stay], position[stay]
-                cache.batch_select_indices(stay)
+                before, begin = begin, prompt_width - max(len(filled[at].prompt) for at in here.tolist())
+                for layer in cache.layers:
+                    layer.leave(stay, begin - before)
         tokens, seen = (
             pad(x, (s.prompt_tokens - prompt_width, 0), value=v) for x, v in ((prompts, s.pad), (seen, False))
         )

@@ -36,11 +36,11 @@ class Room(DynamicLayer):
         self._hold(end)
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """As DynamicLayer's."""
+    def leave(self, stay: torch.Tensor, begin: int) -> None:
+        """These rows stay, and of them what comes after the first `begin` tokens."""
         assert self.keys is not None
         assert self.values is not None
-        self._take([self.keys.index_select(0, indices), self.values.index_select(0, indices)])
+        self._take([it[:, :, begin:].index_select(0, stay) for it in (self.keys, self.values)])
 
     def fill(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, Any]], width: int) -> None:
         """With what passes over prompts left: the rows of each, their places in it, and its layer. They end at `width`; what is
