@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from elasticrl.ppo.losses import logprobs, tempered
 from elasticrl.ppo.rollout import room
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
+from elasticrl.ppo.rollout.lean import Lean
 from elasticrl.ppo.sizes import width_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class TorchEngine:
         self.rows = max(sampling.rows, MIN_ROWS)
         self.version = 0
         self._fits = False
+        self._lean: Lean | None = None
 
     def publish(self, version: int) -> None:
         """The weights are the trainer's own: there is nothing to move."""
@@ -66,6 +68,7 @@ class TorchEngine:
             )
         self.model.eval()
         self._fits = room.fits(self.model)
+        self._lean = Lean.of(self.model) if self._fits else None
         with _whole(self.model, self.whole) as stays:
             every = self.lockstep and not stays
             # Without requests a block of padding goes through all the same: it may be a collective.
@@ -114,15 +117,9 @@ class TorchEngine:
         for t in range(s.max_tokens):
             if t:
                 self.check()
-                out: Any = self.model(
-                    input_ids=response[here, t - 1 : t],
-                    attention_mask=attention[here, begin : prompt_width + t],
-                    position_ids=position,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
+                logits = self._next(
+                    response[here, t - 1 : t], attention[here, begin : prompt_width + t], position, cache, first=t == 1
                 )
-                cache, logits = out.past_key_values, out.logits[:, -1]
             token, over = draw(logits, noise[here, t], s), ended[here]
             mask[here, t] = ~over
             response[here, t] = torch.where(over, s.pad, token)
@@ -146,6 +143,28 @@ class TorchEngine:
         there = tuple(value[:real].cpu() for value in found)
         self.check()  # of what an aborted collective let through nobody has seen anything yet
         return there
+
+    def _next(
+        self, tokens: torch.Tensor, seen: torch.Tensor, position: torch.Tensor, cache: Any, *, first: bool
+    ) -> torch.Tensor:
+        """[rows, vocabulary] after these tokens, [rows, 1]. The `first` time the model's own pass judges the lean one."""
+        if self._lean and not first:
+            return self._lean(tokens, seen, position, cache)
+        out: Any = self.model(
+            input_ids=tokens,
+            attention_mask=seen,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        if self._lean:
+            for layer in cache.layers:
+                layer.forget()
+            if not torch.equal(self._lean(tokens, seen, position, cache), logits):
+                self._lean = None
+        return logits
 
     def _prompts(
         self,

@@ -36,6 +36,11 @@ class Room(DynamicLayer):
         self._hold(end)
         return self.keys, self.values
 
+    def forget(self) -> None:
+        """The last token."""
+        assert self.keys is not None
+        self._hold(self.keys.shape[2] - 1)
+
     def leave(self, stay: torch.Tensor, begin: int) -> None:
         """These rows stay, and of them what comes after the first `begin` tokens."""
         assert self.keys is not None

@@ -34,10 +34,9 @@ class TorchProgram:
         config = Model.model_validate_json(json.dumps(asked))
         # The very model of the worker: frozen weights go through other kernels, to other bits.
         self._model = models.actor(config, service.model, seed=0).to(service.device)
-        self._engine = TorchEngine(self._model, service.sampling)
+        self._engine = TorchEngine(self._model, service.sampling, check=lambda: self._alive())  # noqa: PLW0108 - it changes
         self._waiting: dict[str, tuple[Request, int | None]] = {}
         self._alive: Callable[[], None] = lambda: None
-        self._model.register_forward_hook(lambda *_: self._alive())
         self.versions = {"torch": torch.__version__}
         embeddings: Any = self._model.get_input_embeddings()  # type: ignore[operator] # transformers', or peft's around it
         self.vocabulary = int(embeddings.num_embeddings)
