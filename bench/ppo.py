@@ -159,7 +159,7 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int, seen
     # A step is told when the next one has sealed it, so what lies between two is one whole step.
     times = [datetime.fromisoformat(event["ts"]).timestamp() for event in made[:-1]]
     found = steps_of(times, seen)
-    found.lengths = [event["length"] for event in made]
+    found.lengths = [event["metrics"]["length"] for event in made]
     for event in made[WARM_UP:]:
         for phase, took in event["seconds"].items():
             found.phases.setdefault(phase, []).append(took)

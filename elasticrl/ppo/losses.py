@@ -99,7 +99,7 @@ class _Picked(torch.autograd.Function):
         return found, entropy
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
         p, tokens = ctx.saved_tensors
         slope = given[0]
         grad = p * -slope[..., None]

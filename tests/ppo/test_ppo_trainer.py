@@ -82,7 +82,7 @@ def test_values_that_are_made_in_the_critic_s_first_update_are_those_of_the_crit
                 values = torch.where(mine["mask"], models.response_values(before, mine), 0.0)
             assert values.any()
             assert torch.equal(torch.where(mine["mask"], mine["values"], 0.0), values)
-        advantages, returns = gae(rows["rewards"], rows["values"], rows["mask"], gamma=1.0, lam=0.95)
+        _, returns = gae(rows["rewards"], rows["values"], rows["mask"], gamma=1.0, lam=0.95)
         assert torch.equal(rows["returns"], returns)
 
 

@@ -21,7 +21,7 @@ quick = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 def lane(seed, *, longest=1.0, group=1):
-    """A lane's samples as they are before an update, of lengths up to a part of the greatest. `group` of them have one prompt."""
+    """A lane's samples as they are before an update, of lengths up to a part of the most; `group` of them have one prompt."""
     g = torch.Generator().manual_seed(seed)
     before, after = SIZES.prompt, SIZES.answer
     prompts = torch.randint(1, int(before * longest) + 1, (ROWS, 1), generator=g)
@@ -83,10 +83,10 @@ def test_cut_passes_have_the_losses_and_gradients_of_one_pass_of_whole_rows(fold
     rows = trainer.run.buffer.rows[0]
     for role, model in (("actor", actor), ("critic", critic))[: 2 if head == "separate" else 1]:
         found = []
-        for blocks in (cut, [Block(torch.arange(ROWS), SIZES.sample, SIZES.answer)]):
+        for its in (cut, [Block(torch.arange(ROWS), SIZES.sample, SIZES.answer)]):
             model.zero_grad()
             tally = Tally()
-            for block in blocks:
+            for block in its:
                 trainer.losses[role](take(rows, block), Entries(50.0, 4.0), tally).backward()
             found.append((tally.sums, [param.grad.clone() for param in model.parameters() if param.grad is not None]))
         (sums, grads), (whole_sums, whole_grads) = found
@@ -114,7 +114,9 @@ def test_samples_that_share_a_prompt_have_the_losses_and_gradients_that_they_hav
     (sums, grads, tokens), (shared_sums, shared_grads, shared_tokens) = found
     assert shared_tokens < tokens
     assert sums == pytest.approx(shared_sums, rel=1e-6)
-    for one, other in zip(grads, shared_grads, strict=True):  # the models' norms compute in float32 whatever they are given
+    for one, other in zip(
+        grads, shared_grads, strict=True
+    ):  # the models' norms compute in float32 whatever they are given
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
 
 

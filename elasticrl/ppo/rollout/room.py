@@ -7,7 +7,7 @@ for each token copies all that is there. Rows that have ended leave it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 MORE: Final = 64  # tokens that room is taken for at once
 
 
-class Room(DynamicLayer):
+class Room(DynamicLayer):  # type: ignore[no-untyped-call] # transformers' __init_subclass__
     """One layer's. `keys` and `values` are what is there, [rows, heads, tokens, size], and views of the room."""
 
     def update(
@@ -81,7 +81,7 @@ def fits(model: Any) -> bool:
 
 def joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor, Cache]], width: int) -> Cache:
     """The caches of several passes over prompts as one."""
-    layers = [Room() for _ in parts[0][2].layers]
+    layers: list[Any] = [cast("Any", Room)() for _ in parts[0][2].layers]
     for i, layer in enumerate(layers):
         layer.fill([(index, places, cache.layers[i]) for index, places, cache in parts], width)
     return Cache(layers=layers)
