@@ -118,8 +118,8 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
             gang.until_done()
             digests.append(outcome(gang))
             notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
-            assert notes[0]["kl"] == 0.0, "the reference is the actor without its adapters, which begin at 0"
-            assert notes[-1]["kl"] != 0.0
+            assert abs(notes[0]["kl"]) < 1e-6, "the reference is the actor without its adapters, which begin at 0"
+            assert abs(notes[-1]["kl"]) > 1e-5
     assert len(set(map(str, digests))) == 1
 
 
