@@ -85,7 +85,8 @@ def one(job: dict[str, Any]) -> dict[str, float]:
         algorithm=algorithm, batch=BATCH, mini_batch=BATCH, micro_tokens=TOKENS, group=group, lr=1e-6, critic_lr=1e-6,
         kl=Kl(where="loss") if algorithm == "grpo" else Kl(),
     )  # fmt: skip
-    passes = sizes.of(ppo, prompt=prompt, answer=answer)
+    share = models.shares(job["model"], Model(path=job["model"]), ppo, LANES, prompt=prompt, answer=answer)
+    passes = sizes.of(ppo, prompt=prompt, answer=answer, device="cpu", share=share and side != "whole")
     if side == "whole":
         passes = Whole(tokens=passes.tokens, sample=passes.sample, answer=passes.answer)
 

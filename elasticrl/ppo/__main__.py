@@ -114,9 +114,10 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
-    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
-    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     device = base.context.device
+    ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
+    passes = passes_of(tree, device)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes))
     frozen = Frozen(tree, device)
     apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
     built = to_train(base, frozen, ["actor", *["critic"] * apart])
@@ -125,7 +126,6 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     frozen.ends(sampling.eos)
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
-    ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
@@ -149,7 +149,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
                 model=nn.Module()
                 if reward_away
                 else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
-                sizes=passes,
+                sizes=replace(passes, unit=1, share=False),
                 pad=tokenizer.pad_token_id,
                 collective=collective(tree, "reward"),
                 judge=judge if reward_away else None,
@@ -211,6 +211,16 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     return trainer, refresh
 
 
+def passes_of(tree: Tree, device: str) -> sizes.Sizes:
+    """Of the job's forward and backward passes. Samples of a group are one row on CPUs: on GPUs a mask takes another kernel,
+    which nobody has measured here, and a judge elsewhere takes samples.
+    """
+    ppo, lanes, away = tree.ppo, tree.lanes.count, tree.placement.ref.where == "rollout"
+    widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
+    share = device == "cpu" and not away and models.shares(str(tree.model.path), tree.model, ppo, lanes, **widest)
+    return sizes.of(ppo, device=device, share=share, **widest)
+
+
 def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:
     """Held-out prompts, answered by the trainer's own weights in this worker, whatever generates what is trained on."""
     asked, lanes = tree.evaluate, tree.lanes.count
@@ -248,9 +258,9 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
 
-    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
-    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes), last="update")
     device = base.context.device
+    passes = sizes.of(ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens, device=device)
+    run = ElasticRun(base, parts=sizes.parts_of(ppo, lanes, passes), last="update")
     frozen = Frozen(tree, device)
     built = to_train(base, frozen, ["actor"])["actor"]
     base.train(actor=(built, rule_of(tree, "actor")))

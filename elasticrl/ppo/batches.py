@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo.sizes import Sizes, width_of
+from elasticrl.ppo.sizes import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,8 @@ def updates(rows: int, size: int, count: int, epochs: int, streams: Streams, *, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The rows of one pass, and what they are cut to. Without rows it is a pass of nothing, of one row.
+    """The samples of one pass, and what they are cut to. Without samples it is a pass of nothing, of one row. `unit` neighbours
+    share a prompt, and are one row.
 
     Example: Block(index=tensor([4, 0, 7]), width=112, answer=48)
     """
@@ -49,11 +50,13 @@ class Block:
     index: torch.Tensor
     width: int
     answer: int
+    unit: int = 1
+    tokens: int = 0  # that are no padding
 
     @property
     def places(self) -> int:
         """Tokens that are computed."""
-        return max(len(self.index), 1) * self.width
+        return max(len(self.index) // self.unit, 1) * self.width
 
 
 def lengths(rows: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,12 +73,14 @@ def blocks(index: torch.Tensor, rows: Mapping[str, torch.Tensor], sizes: Sizes) 
         return [nothing(sizes)]
     total, answer = lengths(rows)
     units = index.view(-1, sizes.unit)
-    longest = total[units].amax(1)
+    longest = (total - answer)[units[:, 0]] + answer[units].sum(1) if sizes.share else total[units].amax(1)
     order = longest.argsort(descending=True, stable=True)
     widths, found = [sizes.width(length) for length in longest[order].tolist()], []
     for start, stop in runs(widths, sizes):
         mine = units[order[start:stop]].reshape(-1)
-        found.append(Block(mine, widths[start], width_of(max(int(answer[mine].max()), 1), sizes.answer)))
+        of_answers = sizes.cut(max(int(answer[mine].max()), 1), sizes.answer)
+        tokens = int((longest[order[start:stop]] if sizes.share else total[mine]).sum())
+        found.append(Block(mine, widths[start], of_answers, sizes.unit if sizes.share else 1, tokens))
     return found
 
 
@@ -99,7 +104,7 @@ def _runs(widths: Sequence[int], sizes: Sizes, costs: int) -> list[tuple[int, in
         for start in reversed(range(stop)):
             if (stop - start) * sizes.unit > sizes.rows(widths[start]):
                 break  # and a longer one is wider
-            ways.append((cheapest[start] + (stop - start) * sizes.unit * widths[start] + costs, start))
+            ways.append((cheapest[start] + (stop - start) * sizes.places(widths[start]) + costs, start))
         least, start = min(ways)
         cheapest.append(least)
         come_from.append(start)
@@ -112,13 +117,15 @@ def _runs(widths: Sequence[int], sizes: Sizes, costs: int) -> list[tuple[int, in
 
 def nothing(sizes: Sizes) -> Block:
     """A pass of one row of padding, for who joins in a collective."""
-    return Block(torch.empty(0, dtype=torch.long), width_of(1, sizes.sample), width_of(1, sizes.answer))
+    return Block(torch.empty(0, dtype=torch.long), sizes.width(1), sizes.cut(1, sizes.answer))
 
 
 def take(rows: Mapping[str, torch.Tensor], block: Block) -> Rows:
     """The block's rows, prompt and answer without a gap, padded on the right alone: nothing real ever attends to padding, so
     no mask needs to say so. `start` is where each answer begins; what there is for each of its tokens is cut to `answer`.
     """
+    if block.unit > 1:
+        return _shared(rows, block)
     width, whole = block.width, rows["mask"].shape[1]
     if len(block.index):
         found = {name: value[block.index] for name, value in rows.items()}
@@ -132,4 +139,44 @@ def take(rows: Mapping[str, torch.Tensor], block: Block) -> Rows:
         "tokens": tokens.gather(1, real_first),
         "attention": attention.gather(1, real_first),
         "start": attention[:, : attention.shape[1] - whole].sum(1).clamp(max=width),
+    }
+
+
+def _shared(rows: Mapping[str, torch.Tensor], block: Block) -> Rows:
+    """The same where `block.unit` neighbours are one row: their prompt, then their answers one behind the other. `seen` says
+    what a token attends to: the prompt, and its own answer up to itself. `position` counts as if each answer stood alone.
+    `before` is where each token of an answer is drawn from, in the row `of` its sample; `response` are the answers' tokens.
+    """
+    width, whole, unit = block.width, rows["mask"].shape[1], block.unit
+    found = {name: value[block.index] for name, value in rows.items()}
+    tokens, attention = found.pop("tokens"), found.pop("attention")
+    found = {name: value[:, : block.answer] if value.dim() > 1 else value for name, value in found.items()}
+    answers = attention[:, attention.shape[1] - whole :].sum(1)
+    prompts = attention.sum(1) - answers
+    count = len(block.index) // unit
+    packed = tokens.new_zeros(count, width)
+    position, owner = packed.clone(), torch.full_like(packed, -1)
+    before = tokens.new_zeros(len(block.index), block.answer)
+    for row in range(count):
+        first = row * unit
+        at = head = int(prompts[first])
+        packed[row, :head] = tokens[first][: tokens.shape[1] - whole][attention[first][: tokens.shape[1] - whole]]
+        position[row, :head], owner[row, :head] = torch.arange(head), 0
+        for i in range(first, first + unit):
+            size = int(answers[i])
+            end = at + size
+            packed[row, at:end] = tokens[i, tokens.shape[1] - whole :][:size]
+            position[row, at:end], owner[row, at:end] = torch.arange(head, head + size), 1 + i - first
+            before[i] = (torch.arange(block.answer) + at - 1).clamp(max=width - 1)
+            before[i, 0] = head - 1
+            at = end
+    places = torch.arange(width)
+    mine = (owner[:, None] == 0) | (owner[:, None] == owner[:, :, None])  # [rows, from, to]
+    return found | {
+        "tokens": packed,
+        "position": position,
+        "seen": (mine & (places <= places[:, None]))[:, None],
+        "before": before,
+        "of": torch.arange(len(block.index)) // unit,
+        "response": tokens[:, tokens.shape[1] - whole :][:, : block.answer],
     }

@@ -540,7 +540,8 @@ def _parts(tree: Tree) -> int:
 
 
 def _sizes(tree: Tree) -> Sizes:
-    return sizes.of(tree.ppo, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
+    prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
+    return sizes.of(tree.ppo, prompt=prompt, answer=answer, device=tree.node.device)
 
 
 def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:

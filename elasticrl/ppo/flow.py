@@ -4,6 +4,8 @@ The idea: the order of stages, what could run beside what, the phases that beats
 after a fault all follow from the same few lines. Adding an algorithm is adding a declaration here and a loss.
 
     rollout -> reward, logprobs, ref, values -> advantage -> update -> sync
+
+Where an epoch is one update, that stage's first passes of the critic make the values, and the advantages follow from them.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "ref_logprobs": ("ref_logprobs",),
     "values": ("values",),
     "advantages": ("advantages", "kept"),
+    "gains": ("rewards", "kept"),
     "returns": ("returns",),
 }
 
@@ -149,9 +152,11 @@ def of(
     if ppo.algorithm in ("dpo", "kto", "sft"):
         return _given(ppo)
     with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
-    trained = ("actor", "critic") if with_critic and not tied else ("actor",)
+    trained: tuple[str, ...] = ("actor", "critic") if with_critic and not tied else ("actor",)
+    if together(ppo, tied=tied):
+        trained = ("critic", "actor")  # whose loss has the advantages
     ref = ("ref_logprobs",) if with_ref else ()
-    values = ("values",) if with_critic else ()
+    values = ("values",) if with_critic and not together(ppo, tied=tied) else ()
     replies = ("replies",) if turns else ()
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
     # Where more is generated than trained on, scores choose.
@@ -170,9 +175,9 @@ def of(
     ]
     if with_ref:
         stages.append(Stage(name="ref", role="ref", reads=scores_first, writes=ref, weights="frozen"))
-    if with_critic and not tied:
+    if values and not tied:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
-    gains = ("advantages", "returns") if with_critic else ("advantages",)
+    gains = ("advantages", "returns") if values else ("gains",) if with_critic else ("advantages",)
     early = ("ahead",) if staleness else ()
     # The weights that a longer period began with are kept: with them the samples are to be had again at any time.
     by = "kept" if apart and staleness.steps > 1 else "start"
@@ -196,6 +201,11 @@ def of(
         Stage(name="sync", role="rollout", reads=("weights", *beside), writes=("published",)),
     ]
     return Flow(name=ppo.algorithm, given=("prompts",), stages=tuple(stages), trained=trained)
+
+
+def together(ppo: Ppo, *, tied: bool) -> bool:
+    """Whether the critic's values are made in its own first update, which has all samples, by the weights that are asked."""
+    return ppo.algorithm == "ppo" and not tied and ppo.batch == ppo.mini_batch == ppo.generated
 
 
 def compares(ppo: Ppo) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -168,6 +169,8 @@ class Generator:
 
     def _generate(self, wanted: dict[int, list[Request]], version: int | None = None) -> dict[int, Samples]:
         """Each lane's samples, asked for in one go."""
+        if self.engine.sampling.blocks:
+            wanted = {lane: block(requests, lane) for lane, requests in wanted.items()}
         asked = [request for requests in wanted.values() for request in requests]
         if not asked and not self.engine.by_lane:  # else it may be a collective, which no rank may leave out
             return {}
@@ -212,6 +215,11 @@ def requests_of(fed: Sequence[tuple[str, Prompt]], group: int, streams: Streams,
         for sample, p in fed
         for name in ([f"{sample}.{i}" for i in range(group)] if group > 1 else [sample])
     ]
+
+
+def block(requests: Sequence[Request], lane: int) -> list[Request]:
+    """What is asked for of a lane at once, as one block."""
+    return [replace(request, block=f"lane {lane}") for request in requests]
 
 
 def behind(version: int, ahead: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ Shapes are [samples, tokens] unless said otherwise; `mask` is true for the token
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -73,8 +73,39 @@ def summed(values: torch.Tensor, mask: torch.Tensor, aggregation: Aggregation = 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities [samples, tokens] of tokens under logits [samples, tokens, vocabulary], in float32 at least."""
-    scaled = tempered(logits, temperature)
-    return scaled.gather(-1, tokens[..., None]).squeeze(-1) - scaled.logsumexp(-1)
+    return with_entropy(logits, tokens, temperature)[0]
+
+
+def with_entropy(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`logprobs`, the entropies): these have no gradient, and cost next to nothing."""
+    return _Picked.apply(tempered(logits, temperature), tokens)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Picked(torch.autograd.Function):
+    """The logits go over the vocabulary, so whoever touches them once more takes longer than all that is done with what is left
+    of them: their softmax is made once, and serves for both results and for the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = logits.softmax(-1)
+        total = logits.amax(-1) - p.amax(-1).log()  # the log of the sum, by the likeliest: it is never small
+        found = logits.gather(-1, tokens[..., None]).squeeze(-1) - total
+        entropy = total - torch.linalg.vecdot(p, logits)
+        ctx.save_for_backward(p, tokens)
+        ctx.mark_non_differentiable(entropy)
+        return found, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+        p, tokens = ctx.saved_tensors
+        slope = given[0]
+        grad = p * -slope[..., None]
+        flat = grad.view(-1, grad.shape[-1])
+        flat[torch.arange(len(flat), device=flat.device), tokens.reshape(-1)] += slope.reshape(-1)
+        return grad, None
 
 
 def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

@@ -22,6 +22,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -29,6 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from elasticrl.base.parsed import parsed
 from elasticrl.ppo.losses import wide
+from elasticrl.ppo.sizes import may_share
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from elasticrl.config.training import Lora, Model
+    from elasticrl.config.training import Lora, Model, Ppo
 
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
@@ -234,11 +236,12 @@ def response_logits(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> tuple
 
     Rows are `batches.take`'s. Only these places go through the head, whose output is what takes most memory.
     """
-    at = _before(rows)
-    with _picking(model, at):
-        out: Any = model(input_ids=rows["tokens"], use_cache=False)
+    at, of = _before(rows), rows.get("of")
+    more = {} if of is None else {"attention_mask": rows["seen"], "position_ids": rows["position"]}
+    with _picking(model, at, of):
+        out: Any = model(input_ids=rows["tokens"], use_cache=False, **more)
     if isinstance(model, Tied):
-        return out[0], wide(_picked(out[1], at))
+        return out[0], wide(_picked(out[1], at, of))
     return out.logits, None
 
 
@@ -260,24 +263,27 @@ def whole_scores(model: nn.Module, tokens: torch.Tensor, attention: torch.Tensor
 
 def _before(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """[samples, answer]: the place before each token of the response, where it was drawn from."""
+    if "before" in rows:
+        return rows["before"]
     ahead = torch.arange(rows["mask"].shape[1], device=rows["start"].device)
     return (rows["start"][:, None] - 1 + ahead).clamp(max=rows["tokens"].shape[1] - 1)
 
 
-def _picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """[samples, answer, ...] of [samples, tokens, ...]."""
-    return values[torch.arange(len(at), device=at.device)[:, None], at]
+def _picked(values: torch.Tensor, at: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
+    """[samples, answer, ...] of [rows, tokens, ...]; `of`: the row of each sample, if several share one."""
+    rows = torch.arange(len(at), device=at.device) if of is None else of
+    return values[rows[:, None], at]
 
 
 @contextmanager
-def _picking(model: nn.Module, at: torch.Tensor) -> Iterator[None]:
+def _picking(model: nn.Module, at: torch.Tensor, of: torch.Tensor | None) -> Iterator[None]:
     """Inside, the head sees the hidden states of these places alone. As a hook, since what a model does to its logits behind
     the head is its own affair, and a head that is sharded is whole inside of the model's pass only.
     """
     body: Any = model.actor if isinstance(model, Tied) else model
     # First of its hooks: where a team shares the head, the next one makes a DTensor of what comes.
     hook = body.get_output_embeddings().register_forward_pre_hook(
-        lambda _, inputs: (_picked(inputs[0], at), *inputs[1:]), prepend=True
+        lambda _, inputs: (_picked(inputs[0], at, of), *inputs[1:]), prepend=True
     )
     try:
         yield
@@ -304,6 +310,23 @@ def narrowed(found: nn.Module, model: Model) -> nn.Module:
         if isinstance(module, (nn.Linear, Conv1D)) and all(read[param] == 1 for param in module.parameters()):
             module.to(torch.bfloat16)
     return found
+
+
+def shares(path: str, model: Model, ppo: Ppo, lanes: int, *, prompt: int, answer: int) -> bool:
+    """Whether samples of a group may be one row of a pass: see `sizes.may_share`. The model must take a mask and positions as
+    they come, in all of its layers.
+    """
+    config: Any = transformers.AutoConfig.from_pretrained(path)
+    text = config.get_text_config()
+    turned = getattr(text, "rope_parameters", None) or {}
+    plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    return (
+        model.attention == "sdpa"
+        and plain
+        and "rope_theta" in turned
+        and "mrope_section" not in turned
+        and may_share(ppo, lanes, prompt=prompt, answer=answer, hidden=text.hidden_size)
+    )
 
 
 def has_experts(path: str) -> bool:

@@ -215,14 +215,22 @@ def facts_of(whole: Tally) -> dict[str, float]:
         "length": m["length"].mean,
     }
     found |= parts_said(m)
-    found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}
-    if "returns" in m:
-        found["explained_variance"] = explained_variance(m["returns"], m["errors"])
+    if "gap" in m:
+        found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std()}
+    if "advantages" in m:
+        found |= gains_of(whole)
     if "turns" in m:
         found |= {"turns": m["turns"].mean, "lost": whole.sums["lost"], "troubles": whole.sums["troubles"]}
     found["left_out"] = whole.sums["left_out"] / max(m["length"].count, 1.0)
     found["ended"] = whole.sums["ended"] / max(m["length"].count, 1.0)
     return found | passing(whole)
+
+
+def gains_of(whole: Tally) -> dict[str, float]:
+    """Of advantages, and of a critic."""
+    m = whole.moments
+    found = {"advantage_std": m["advantages"].std()}
+    return found | ({"explained_variance": explained_variance(m["returns"], m["errors"])} if "returns" in m else {})
 
 
 def parts_said(moments: Mapping[str, Moments]) -> dict[str, float]:

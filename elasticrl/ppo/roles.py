@@ -71,5 +71,7 @@ class Roles:
 
 def response(rows: Rows) -> torch.Tensor:
     """[samples, answer]: the tokens of each response, from those of the whole sample."""
+    if "response" in rows:
+        return rows["response"]
     ahead = torch.arange(rows["mask"].shape[1], device=rows["start"].device)
     return rows["tokens"].gather(1, (rows["start"][:, None] + ahead).clamp(max=rows["tokens"].shape[1] - 1))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Of the passes of a job: at most `tokens` each, of samples of at most `sample`, of which at most `answer` are generated.
-    `unit` neighbouring samples stay together.
+    `unit` neighbouring samples stay together. `share`: these have one prompt, which goes through the model once, and all their
+    answers behind it. `fine`: a device that is as quick with a short pass as with a long one.
 
     Example: Sizes(tokens=4096, sample=768, answer=256)
     """
@@ -26,6 +27,13 @@ class Sizes:
     sample: int
     answer: int
     unit: int = 1
+    share: bool = False
+    fine: bool = False
+
+    @property
+    def most(self) -> int:
+        """Tokens of what is one row of a pass at most: of a sample, or of all that share a prompt."""
+        return self.sample + (self.unit - 1) * self.answer * self.share
 
     @property
     def prompt(self) -> int:
@@ -33,41 +41,64 @@ class Sizes:
         return self.sample - self.answer
 
     def width(self, length: int) -> int:
-        """What samples of this length are cut to."""
-        return width_of(length, self.sample)
+        """What rows of this length are cut to."""
+        return self.cut(length, self.most)
+
+    def cut(self, length: int, most: int) -> int:
+        """A width for this length."""
+        return min(max(length, 1), most) if self.fine else width_of(length, most)
 
     def rows(self, width: int) -> int:
-        """How many samples of this width fit into a pass: whole units, one at least.
+        """How many samples fit into a pass of rows of this width: whole units, one at least.
 
         >>> Sizes(tokens=4096, sample=768, answer=256).rows(768)
         5
+        >>> Sizes(tokens=4096, sample=768, answer=256, unit=4, share=True).rows(1024)
+        16
         """
-        return self.unit * max(self.tokens // (width * self.unit), 1)
+        return self.unit * max(self.tokens // self.places(width), 1)
+
+    def places(self, width: int) -> int:
+        """Tokens that a unit of this width takes."""
+        return width if self.share else width * self.unit
 
     @property
     def pass_costs(self) -> int:
-        """What a pass costs beside its tokens, in tokens: a shorter one leaves the device idle."""
-        return self.tokens // 16
+        """What a pass costs beside its tokens, in tokens: a shorter one leaves a GPU idle."""
+        return self.tokens // (64 if self.fine else 16)
 
     def passes(self, samples: int) -> int:
         """How many passes so many samples need if all are as long as can be."""
-        return max(-(-samples // self.rows(self.sample)), 1)
+        return max(-(-samples // self.rows(self.most)), 1)
 
     def parts(self, samples: int) -> int:
-        """How many passes so many samples may be cut into: twice as many, so that long ones need not wait for company. A power
-        of two, by which a lane's passes make a subtree.
+        """How many passes so many samples may be cut into: twice as many, so that long ones need not wait for company, or four
+        times. A power of two, by which a lane's passes make a subtree.
 
         >>> [Sizes(tokens=4096, sample=768, answer=256).parts(samples) for samples in (1, 4, 16, 64)]
         [1, 2, 8, 32]
         """
-        most = min(2 * self.passes(samples), max(samples // self.unit, 1))
+        most = min((4 if self.fine else 2) * self.passes(samples), max(samples // self.unit, 1))
         return 1 << (most - 1).bit_length()
 
 
-def of(ppo: Ppo, *, prompt: int, answer: int) -> Sizes:
-    """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together."""
-    unit = 2 if ppo.algorithm == "dpo" else 1
-    return Sizes(tokens=ppo.micro_tokens, sample=prompt + answer, answer=answer, unit=unit)
+def of(ppo: Ppo, *, prompt: int, answer: int, device: str = "", share: bool = False) -> Sizes:
+    """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together; with `share` a group."""
+    unit = 2 if ppo.algorithm == "dpo" else ppo.group if share else 1
+    fine = device == "cpu"
+    return Sizes(tokens=ppo.micro_tokens, sample=prompt + answer, answer=answer, unit=unit, share=share, fine=fine)
+
+
+def may_share(ppo: Ppo, lanes: int, *, prompt: int, answer: int, hidden: int) -> bool:
+    """Whether a group's samples may go through the model as one row: they are always in one update, and attending from all of
+    them to all of them, which is what a mask over such a row costs, stays small beside the layers' products.
+    """
+    return (
+        ppo.group > 1
+        and ppo.algorithm != "ppo"  # its critic sees samples
+        and ppo.mini_batch // lanes % ppo.group == 0
+        and prompt + ppo.group * answer <= 4 * hidden
+    )
 
 
 def asked(tree: Tree) -> tuple[int, int]:
@@ -86,10 +117,10 @@ def parts_of(ppo: Ppo, lanes: int, sizes: Sizes) -> int:
 
 
 def width_of(length: int, most: int) -> int:
-    """The next of few widths: memory is allocated and kernels are chosen by them. At most an eighth, or 15 tokens, too wide.
+    """The next of few widths: memory is allocated and kernels are chosen by them. At most an eighth, or 7 tokens, too wide.
 
     >>> [width_of(length, 760) for length in (1, 17, 200, 300, 520, 750)]
-    [16, 32, 208, 320, 576, 760]
+    [8, 24, 208, 320, 576, 760]
     """
-    step = 1 << max((length - 1).bit_length() - 4, 4)
+    step = 1 << max((length - 1).bit_length() - 4, 3)
     return min(-(-length // step) * step, most)

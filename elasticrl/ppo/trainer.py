@@ -31,13 +31,13 @@ from elasticrl.ppo.losses import (
     Entries,
     entropies,
     importance_weights,
-    logprobs,
     masked,
     policy_loss,
     summed,
     value_loss,
+    with_entropy,
 )  # fmt: skip
-from elasticrl.ppo.report import Report, facts_of, lr_factor
+from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
@@ -88,6 +88,9 @@ class Trainer:
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.turns = episodes is not None
+        self.heard = self._hears(staleness)
+        self.together = flow.together(ppo, tied=roles.tied)
+        self._valued: tuple[torch.Tensor, ...] = ()  # values, advantages and returns of the critic's last pass
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
@@ -96,6 +99,12 @@ class Trainer:
         }
         self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
+
+    def _hears(self, staleness: Staleness) -> bool:
+        """Whether the engine's log-probabilities are the trainer's own: the same weights by the same code, in the same type."""
+        if self.engine is None or not self.engine.alike or self.ppo.importance_limit:
+            return False
+        return not (staleness or self.turns or self.roles.tied) and self.roles.model.dtype == "float32"
 
     def step(self, number: int) -> Report:
         """One iteration, or what is left of it: stages whose results were kept are not done again."""
@@ -144,8 +153,13 @@ class Trainer:
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
 
-        A tied head gives the values in the same pass.
+        A tied head gives the values in the same pass. Where the engine computes as the trainer does, it has said them already,
+        to the last bits but a few.
         """
+        if self.heard:
+            for lane in dict.fromkeys(self.run.lanes):
+                self.run.buffer.put(lane, logprobs=self.run.buffer.rows[lane]["rollout_logprobs"])
+            return
         for lane, found in self._forward(stage, self.roles.policy):
             self.run.buffer.put(lane, **dict(zip(("logprobs", "values"), found, strict=False)))
 
@@ -181,23 +195,25 @@ class Trainer:
             if ppo.algorithm != "ppo":
                 buffer.put(lane, advantages=without_critic(rewards, mask, ppo, rows.get("lost")))
                 tally.spread("sums", rewards.sum(1), there)
+            elif self.together:
+                buffer.put(lane, rewards=rewards)
             else:
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
-                tally.spread("returns", returns, mask)
-                tally.spread("errors", returns - rows["values"], mask)
             asked, chosen = self._asked(lane), self._chosen(lane)
             buffer.put(lane, kept=asked & rows["ended"] if ppo.mask_truncated else asked)
             tally.add(left_out=(~rows["kept"]).sum().item())
             tally.spread("scores", rows["scores"].sum(1), there)
             for name in (name for name in rows if name.startswith(PART)):
                 tally.spread(f"reward/{name.removeprefix(PART)}", rows[name], there)
-            tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+            if not self.together:
+                self._tally_gains(lane, tally)
             heard = None if there is None else there[chosen]
             tally.spread("kl", divergence.sum(1)[chosen], heard)
             tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen], heard)
-            gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
-            tally.spread("gap", gap[chosen], mask[chosen])
+            if not self.heard:
+                gap = torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0)
+                tally.spread("gap", gap[chosen], mask[chosen])
             tally.spread("length", mask.sum(1), there)
             tally.add(ended=rows["ended"].sum().item())
             if self.turns:
@@ -206,17 +222,48 @@ class Trainer:
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)
+        if not self.together:
+            self._scale(whole)
+        buffer.facts |= facts_of(whole)
+        if "ref" in self.flow:
+            buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
+        seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
+        self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _tally_gains(self, lane: int, tally: Tally) -> None:
+        rows, chosen = self.run.buffer.rows[lane], self._chosen(lane)
+        mask = rows["mask"]
+        tally.spread("advantages", rows["advantages"][chosen], mask[chosen])
+        if "returns" in rows:
+            tally.spread("returns", rows["returns"], mask)
+            tally.spread("errors", rows["returns"] - rows["values"], mask)
+
+    def _scale(self, whole: Tally) -> None:
+        """Advantages by the moments of the whole batch."""
+        ppo, buffer = self.ppo, self.run.buffer
         for lane in dict.fromkeys(self.run.lanes):
             rows = buffer.rows[lane]
             if ppo.algorithm in WHITENED and ppo.whiten:
                 buffer.put(lane, advantages=whiten(rows["advantages"], rows["mask"], whole.moments["advantages"]))
             if ppo.algorithm == "grpo" and ppo.scale_rewards == "batch":
                 buffer.put(lane, advantages=over_batch(rows["advantages"], whole.moments["sums"]))
-        buffer.facts |= facts_of(whole)
-        if "ref" in self.flow:
-            buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
-        seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
-        self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _gain(self, made: Mapping[int, Mapping[int, tuple[Block, tuple[torch.Tensor, ...]]]]) -> None:
+        """What the critic's first passes came to, by lane and part: values, advantages and returns, and these scaled. As
+        `advantage` does it where the values have a stage by themselves.
+        """
+        buffer, tallies = self.run.buffer, {}
+        for lane in dict.fromkeys(self.run.lanes):
+            its, mask = [part for _, part in sorted(made[lane].items())], buffer.rows[lane]["mask"]
+            columns = zip(*(found for _, found in its), strict=True)
+            values, advantages, returns = (_placed([block for block, _ in its], column, mask) for column in columns)
+            buffer.put(lane, values=values, advantages=advantages, returns=returns)
+        for lane in self.run.lanes:
+            tallies[lane] = Tally()
+            self._tally_gains(lane, tallies[lane])
+        whole = self.run.exchange(tallies)
+        self._scale(whole)
+        buffer.facts |= gains_of(whole)
 
     def _rewards(self, rows: Rows) -> torch.Tensor:
         """[samples, tokens]: scores, and what is taken from them."""
@@ -276,7 +323,7 @@ class Trainer:
             entries = self._entries(number)
             for role in self.flow.trained:
                 with self.run.part(f"{role}_update"):
-                    said = Tally()
+                    said, made = Tally(), dict[int, dict[int, tuple[Block, tuple[torch.Tensor, ...]]]]()
                     for lane, part, tally in self.run.passes(role):
                         its = (cut.get(lane) or self._cut(lane))[number]  # a lane that is audited is carried elsewhere
                         if part < max(len(its), passes[number]):
@@ -284,9 +331,13 @@ class Trainer:
                             with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
                                 backward(self.losses[role](rows, entries, tally))
                             said = tally
+                            if part < len(its):
+                                made.setdefault(lane, {})[part] = its[part], self._valued
                         else:  # nothing is left of this lane: its gradient is 0, and so is all that it says
                             self.run.leave_out()
                             tally.add(**dict.fromkeys(said.held, 0.0))
+                if role == "critic" and number == 0 and self._valued:
+                    self._gain(made)
             for lane in dict.fromkeys(self.run.lanes):
                 self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
             done = self.run.update(
@@ -329,14 +380,13 @@ class Trainer:
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
         logits, values = self.roles.logits(self.roles.actor, rows)
-        new = logprobs(logits, response(rows), self.roles.temperature)
+        new, entropy = with_entropy(logits, response(rows), self.roles.temperature)
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
         loss = term.loss.over(count)
-        with torch.set_grad_enabled(ppo.entropy_coef > 0):
-            entropy = entropies(logits, self.roles.temperature)
         if ppo.entropy_coef:
+            entropy = entropies(logits, self.roles.temperature)
             loss = loss - ppo.entropy_coef * summed(entropy, mask, how).over(count)
         if ppo.kl.where == "loss":
             coef = self.coefficient.of(self.run.buffer.step)
@@ -351,11 +401,18 @@ class Trainer:
         return loss
 
     def critic_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
-        """A separate critic's."""
+        """A separate critic's. In the first update of a step its values may be the old ones, of which returns are made."""
+        values = self.roles.values(rows)[0]
+        if "rewards" in rows and self.run.streams.update == 0:
+            old, mask, ppo = values.detach(), rows["mask"], self.ppo
+            advantages, returns = gae(rows["rewards"], old, mask, gamma=ppo.gamma, lam=ppo.lam)
+            self._valued = old, advantages, returns
+        else:
+            old, returns = rows["values"], rows["returns"]
         term = value_loss(
-            self.roles.values(rows)[0],
-            rows["values"],
-            rows["returns"],
+            values,
+            old,
+            returns,
             rows["mask"] & rows["kept"][:, None],
             clip=self.ppo.value_clip,
         )
@@ -399,7 +456,7 @@ class Trainer:
         for i, (index, its) in enumerate(zip(self._orders(lane), self._cut(lane), strict=True)):
             mask = (rows["mask"] & rows["kept"][:, None])[index] if "kept" in rows else rows["mask"][index]
             tally.add(**{f"entries.{i}": self._count(mask), f"entries.{i}.samples": float(mask.any(1).sum())})
-            tally.add(tokens=rows["attention"][index].sum().item(), places=sum(block.places for block in its))
+            tally.add(tokens=float(sum(b.tokens for b in its)), places=float(sum(b.places for b in its)))
 
     def _entries(self, number: int) -> Entries:
         """Of the whole mini-batch."""

@@ -54,6 +54,9 @@ class _Row(NamedTuple):
     places: tuple[torch.Tensor, ...]  # one for each parameter, in its shape
 
 
+NOTHING = _Row(torch.empty(0), torch.empty(0), ())  # in place of a row of zeros, which nobody fills and adds up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The memory of a strategy that is spent, for the next one's: no collective writes to it any more. New memory takes a
@@ -230,7 +233,8 @@ class Replicated(Strategy):
     def _leaves(self, b: int) -> Iterator[torch.Tensor]:
         filling = self._filling[b]
         for row in (*self._spare[b], *filling.fold.parts.values(), *([filling.row] if filling.row else [])):
-            yield row.store
+            if row is not NOTHING:
+                yield row.store
 
     def _store(self, bucket: int, kept: torch.Tensor | None) -> torch.Tensor:
         """Memory for a bucket's parameters. A gang of another size needs some units more or fewer: there are some to spare."""
@@ -263,9 +267,15 @@ class Replicated(Strategy):
         for b, filling in enumerate(self._filling):
             filling.node, row = filling.fold.take(self.leaf(turn.lane))
             filling.fresh = row is None
-            filling.row = row if row is not None else self._spare[b].pop() if self._spare[b] else self._room(b)
+            filling.row = self._fresh(b) if row is None or row is NOTHING else row
+            if row is NOTHING:
+                filling.row.flat.zero_()
             filling.missing = set(range(len(self.buckets[b].params)))
         return tally
+
+    def _fresh(self, b: int) -> _Row:
+        """A row for somebody's gradient."""
+        return self._spare[b].pop() if self._spare[b] else self._room(b)
 
     def _room(self, b: int) -> _Row:
         return self._row_of(b, torch.empty(self._room_of(b), dtype=self._shard.grad.dtype, device=self.wire))
@@ -329,15 +339,36 @@ class Replicated(Strategy):
         self._send()
 
     def _join(self, b: int, left: _Row, right: _Row) -> _Row:
+        if left is NOTHING or right is NOTHING:  # by identity: tensors have an equality of their own
+            row = right if left is NOTHING else left
+            row.flat.add_(0.0)  # as a row of zeros would: it makes 0.0 of -0.0
+            return row
         self._spare[b].append(right)
         left.flat.add_(right.flat)
         return left
 
     def _finish(self, turn: Turn) -> None:
         for b, filling in enumerate(self._filling):
+            if self.left_out and len(filling.missing) == len(self.buckets[b].params):
+                self._leave_out(b)
             for j in sorted(filling.missing):
                 self._collect(b, j, None)  # a parameter that this lane had no use for
             assert filling.row is None, f"bucket {b} of lane {turn.lane}"
+
+    def _leave_out(self, b: int) -> None:
+        """This lane's gradient is 0, at no cost."""
+        filling = self._filling[b]
+        assert filling.row is not None
+        assert filling.node is not None
+        if filling.fresh:
+            self._spare[b].append(filling.row)
+            filling.fold.put(filling.node, NOTHING)
+        else:
+            filling.row.flat.add_(0.0)
+            filling.fold.put(filling.node, filling.row)
+        filling.row = None
+        filling.missing.clear()
+        self._send()
 
     def _send(self) -> None:
         """Starts every all-to-all whose turn it is and whose rows are ready. All ranks start them in the same order: wave by
@@ -353,6 +384,9 @@ class Replicated(Strategy):
                 ready = self._filling[b].fold.parts.get(mine[wave])
                 if ready is None:
                     return
+                if ready is NOTHING:
+                    ready = self._filling[b].fold.parts[mine[wave]] = self._fresh(b)
+                    ready.flat.zero_()
                 row = ready.flat
             part = self._parts[b]
             before = sum(map(len, self._arrivals[:wave]))
@@ -374,7 +408,8 @@ class Replicated(Strategy):
             if b == len(self.buckets) // 2:
                 self.point("reduce")
             if self.group is None:
-                grad.copy_(filling.fold.total().flat)
+                total = filling.fold.total()
+                grad.zero_() if total is NOTHING else grad.copy_(total.flat)
             else:
                 for wave in range(self._waves):
                     self._works[wave * len(self.buckets) + b].wait()
@@ -383,7 +418,7 @@ class Replicated(Strategy):
                 self._finish_tree(self._inbox[b], whole)
                 if away:
                     grad.copy_(whole)
-            self._spare[b] += filling.fold.parts.values()
+            self._spare[b] += [row for row in filling.fold.parts.values() if row is not NOTHING]
         self._start()
 
     def _finish_tree(self, inbox: torch.Tensor, grad: torch.Tensor) -> None:

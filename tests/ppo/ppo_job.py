@@ -43,7 +43,7 @@ def job(
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
-    passes = sizes or of(ppo, prompt=6, answer=4)
+    passes = sizes or of(ppo, prompt=6, answer=4, device="cpu")
     model = Model(path=path, value_head=head)
     tokenizer = models.tokenizer(path)
     actor, ref = models.actor(model, path, seed=seed), models.reference(model, path)

@@ -114,11 +114,20 @@ def test_long_rows_share_passes_with_long_ones_and_little_is_padding():
     assert total < places < 1.3 * total < 0.8 * rows["attention"].numel()
 
 
+def test_a_device_that_is_quick_with_short_passes_gets_more_of_them_and_less_padding():
+    rows = lane(64)
+    total = lengths(rows)[0].sum().item()
+    cut = [blocks(torch.arange(64), rows, replace(SIZES, tokens=600, fine=fine)) for fine in (False, True)]
+    assert len(cut[0]) < len(cut[1]) <= replace(SIZES, tokens=600, fine=True).parts(64)
+    assert sum(block.places for block in cut[1]) < 1.06 * total
+    assert all(sum(block.tokens for block in its) == total for its in cut)
+
+
 def test_widths_are_few_and_none_is_far_from_the_length():
     widths = {width_of(length, 4096) for length in range(1, 4097)}
-    assert len(widths) == 48
+    assert len(widths) == 56
     for length in range(1, 4097):
-        assert length <= width_of(length, 4096) <= max(length + 15, 1.125 * length)
+        assert length <= width_of(length, 4096) <= max(length + 7, 1.125 * length)
     assert width_of(95, 100) == 96
     assert width_of(99, 100) == 100, "never wider than a sample can be"
 
@@ -155,7 +164,7 @@ def test_a_block_s_rows_have_no_gap_and_keep_what_belongs_to_each_token():
 def test_a_pass_of_nothing_has_a_row_that_a_model_can_read_and_that_counts_for_nothing(rows):
     found = take(lane(rows), nothing(SIZES))
     assert {name: tuple(value.shape) for name, value in found.items()} == {
-        "tokens": (1, 16), "attention": (1, 16), "mask": (1, 16), "values": (1, 16), "start": (1,),
+        "tokens": (1, 8), "attention": (1, 8), "mask": (1, 8), "values": (1, 8), "start": (1,),
     }  # fmt: skip
     assert not found["mask"].any()
     assert found["attention"].all()

@@ -95,7 +95,7 @@ def test_samples_of_mixed_lengths_train_to_the_same_bits_though_lanes_make_other
         gang.until_done()
         assert outcome(gang) == undisturbed
         steps = [event for event in events(log) if event["event"] == "ppo.step"]
-    assert all(0.02 < step["metrics"]["padding"] < 0.5 for step in steps)
+    assert all(0.0 <= step["metrics"]["padding"] < 0.3 for step in steps)
 
 
 def sent_as_planned(tree, world: int, told: list[dict[str, Any]]) -> None:

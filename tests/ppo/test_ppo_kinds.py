@@ -47,6 +47,28 @@ def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_grou
     assert (set(groups.values()), len(groups)) == ({4}, STEPS * 16)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_values_that_are_made_in_an_update_are_the_same_bits_in_a_gang_and_through_kills(
+    tmp_path: Path, conf, strategy: str
+):
+    conf = {**conf, "ppo": {**conf["ppo"], "mini_batch": conf["ppo"]["batch"]}}
+    with nodes(tmp_path / "alone", conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        undisturbed = outcome(gang)
+    with nodes(tmp_path / "killed", conf, strategy=strategy, program="ppo_ends") as gang:
+        ends = gang.folder / "ends"
+        ends.mkdir()
+        gang.env |= {"PPO_ENDS": str(ends)}
+        gang.plan("n0", "n1", "n2")
+        for number, (node, after_ms) in enumerate([("n1", 6), ("n0", 40), ("n2", 90)]):
+            gang.until_sealed(2 * number + 1, within_s=240.0)
+            strike(gang, node, "update", after_ms=after_ms)
+        gang.until_done(within_s=240.0)
+        assert outcome(gang) == undisturbed
+
+
 LEARNS = {
     "batch": 128, "mini_batch": 64, "micro_tokens": 160, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
     "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
@@ -96,8 +118,8 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
             gang.until_done()
             digests.append(outcome(gang))
             notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
-            assert notes[0]["kl"] == 0.0, "the reference is the actor without its adapters, which begin at 0"
-            assert notes[-1]["kl"] != 0.0
+            assert abs(notes[0]["kl"]) < 1e-6, "the reference is the actor without its adapters, which begin at 0"
+            assert abs(notes[-1]["kl"]) > 1e-5
     assert len(set(map(str, digests))) == 1
 
 

@@ -24,7 +24,7 @@ from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
-from elasticrl.ppo.rollout.inline import TorchEngine, draw
+from elasticrl.ppo.rollout.inline import PARTS, TorchEngine, draw
 from elasticrl.ppo.rollout.made import sampling_of
 from elasticrl.runtime.interrupt import GangError
 
@@ -95,6 +95,71 @@ def test_each_token_that_the_model_itself_ends_with_ends_an_answer(folders, tmp_
     assert sampling_of(tree, tokenizer).eos == (EOS,)
 
 
+def blocks(count, *, most=7, prompts=7):
+    """Of a lane, with prompts of unlike lengths."""
+    return [
+        Request(
+            id=str(i),
+            prompt=tuple((i + k) % 10 for k in range(1 + i * 5 % prompts)),
+            seed=1000 + i,
+            width=most,
+            block="a",
+        )
+        for i in range(count)
+    ]
+
+
+def test_a_block_makes_the_samples_that_its_requests_make_by_themselves_but_for_their_last_bits(actor):
+    sampling = replace(SAMPLING, max_tokens=40)
+    asked, passes = blocks(12), []
+    handle = actor.register_forward_pre_hook(
+        lambda _, __, given: passes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    block = TorchEngine(actor, sampling).generate(asked, version=0)
+    handle.remove()
+    alone = TorchEngine(actor, sampling).generate([replace(r, block="") for r in asked], version=0)
+    assert torch.equal(block.tokens, alone.tokens)
+    assert torch.equal(block.mask, alone.mask)
+    assert (block.logprobs - alone.logprobs).abs().max() < GAP
+    prompts, answers = [shape for shape in passes if shape[1] > 1], [rows for rows, width in passes if width == 1]
+    assert sum(rows for rows, _ in prompts) == 12
+    assert answers == sorted(answers, reverse=True)
+    assert answers[0] >= 9, "nobody has left"
+    assert answers[-1] <= 3, "who has ended has not left"
+
+
+def test_a_block_has_the_same_bits_whatever_else_is_asked_for_and_where_passes_are_collectives(actor):
+    sampling = replace(SAMPLING, max_tokens=30)
+    asked = blocks(12)
+    wanted = TorchEngine(actor, sampling).generate(asked, version=0)
+    others = [replace(r, id=f"{r.id}b", seed=r.seed + 77, block="b") for r in blocks(9)]
+    mixed = [one for pair in zip(asked, [*others, *others[:3]], strict=True) for one in pair]
+    mixed = list(dict.fromkeys(mixed))
+    beside = TorchEngine(actor, sampling).generate(mixed, version=0)
+    passes = []
+    handle = actor.register_forward_hook(lambda *_: passes.append(1))
+    joined = TorchEngine(actor, sampling, lockstep=True).generate(asked, version=0)
+    handle.remove()
+    assert len(passes) == PARTS - 1 + sampling.max_tokens
+    for i in range(12):
+        for found in (beside, joined):
+            assert same(row(wanted, str(i)), row(found, str(i))), i
+
+
+def test_prompts_of_a_block_go_through_the_model_by_their_lengths(actor):
+    sampling = replace(SAMPLING, prompt_tokens=48)
+    passes = []
+    handle = actor.register_forward_pre_hook(
+        lambda _, __, given: passes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    asked = blocks(16, most=48, prompts=48)
+    TorchEngine(actor, sampling).generate(asked, version=0)
+    handle.remove()
+    prompts = [shape for shape in passes if shape[1] > 1]
+    assert 1 < len(prompts) <= PARTS
+    assert sum(rows * width for rows, width in prompts) < 0.75 * 16 * 48
+
+
 def test_a_request_s_seed_makes_its_sample_and_another_seed_another(actor):
     engine = TorchEngine(actor, SAMPLING)
     once = engine.generate(requests(16), version=0)
@@ -115,7 +180,7 @@ def test_lockstep_makes_as_many_passes_whatever_ends_and_the_same_samples(actor)
         if len(asked) == 9:
             assert torch.equal(found.tokens, wanted.tokens)
     handle.remove()
-    assert counts == [SAMPLING.max_tokens] * 3
+    assert counts == [PARTS - 1 + SAMPLING.max_tokens] * 3
     assert found.tokens.shape == (0, 13)
 
 
@@ -191,7 +256,7 @@ def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again
     together.clear()
     engine.whole = False
     assert torch.equal(engine.generate(as_wide(9, 7), version=0).tokens, wanted.tokens)
-    assert together == [False] * SAMPLING.max_tokens
+    assert together == [False] * (PARTS - 1 + SAMPLING.max_tokens)
     cut.train()
     cut(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()  # as a trainer goes on
 

@@ -10,7 +10,7 @@ from ppo_job import job
 from ppo_job import settings as ppo_settings
 
 from elasticrl.config.training import Kl
-from elasticrl.ppo.batches import Block, take
+from elasticrl.ppo.batches import Block, blocks, take
 from elasticrl.ppo.losses import Entries
 from elasticrl.ppo.sizes import Sizes
 from elasticrl.runtime.scalars import Tally
@@ -20,12 +20,13 @@ LANES, ROWS = 3, 8
 quick = settings(max_examples=6, deadline=None, derandomize=True)
 
 
-def lane(seed, *, longest=1.0):
-    """A lane's samples as they are before an update, of lengths up to a part of the greatest."""
+def lane(seed, *, longest=1.0, group=1):
+    """A lane's samples as they are before an update, of lengths up to a part of the most; `group` of them have one prompt."""
     g = torch.Generator().manual_seed(seed)
     before, after = SIZES.prompt, SIZES.answer
     prompts = torch.randint(1, int(before * longest) + 1, (ROWS, 1), generator=g)
     answers = torch.randint(1, int(after * longest) + 1, (ROWS, 1), generator=g)
+    prompts = prompts[::group].repeat_interleave(group, 0)
     seen, mask = (
         torch.arange(before).expand(ROWS, -1) >= before - prompts,
         torch.arange(after).expand(ROWS, -1) < answers,
@@ -37,6 +38,7 @@ def lane(seed, *, longest=1.0):
         "mask": mask,
         "kept": torch.ones(ROWS, dtype=torch.bool),
     }
+    found["tokens"][:, :before] = found["tokens"][::group, :before].repeat_interleave(group, 0)
     for name in ("logprobs", "rollout_logprobs", "ref_logprobs"):
         found[name] = -2.3 + 0.3 * torch.randn(mask.shape, generator=g, dtype=torch.float64)
     for name in ("advantages", "values", "returns"):
@@ -81,10 +83,10 @@ def test_cut_passes_have_the_losses_and_gradients_of_one_pass_of_whole_rows(fold
     rows = trainer.run.buffer.rows[0]
     for role, model in (("actor", actor), ("critic", critic))[: 2 if head == "separate" else 1]:
         found = []
-        for blocks in (cut, [Block(torch.arange(ROWS), SIZES.sample, SIZES.answer)]):
+        for its in (cut, [Block(torch.arange(ROWS), SIZES.sample, SIZES.answer)]):
             model.zero_grad()
             tally = Tally()
-            for block in blocks:
+            for block in its:
                 trainer.losses[role](take(rows, block), Entries(50.0, 4.0), tally).backward()
             found.append((tally.sums, [param.grad.clone() for param in model.parameters() if param.grad is not None]))
         (sums, grads), (whole_sums, whole_grads) = found
@@ -92,6 +94,30 @@ def test_cut_passes_have_the_losses_and_gradients_of_one_pass_of_whole_rows(fold
         assert len(grads) == len(whole_grads) > 10
         for one, other in zip(grads, whole_grads, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@quick
+@given(strategies.integers(0, 1000))
+def test_samples_that_share_a_prompt_have_the_losses_and_gradients_that_they_have_alone(folders, seed):
+    rows = lane(seed, group=4)
+    trainer, _ = ready(folders["qwen2"], [rows] * LANES)
+    actor = copy.deepcopy(trainer.roles.actor).double()
+    trainer.roles = replace(trainer.roles, actor=actor)
+    shared, found = replace(SIZES, unit=4, share=True), []
+    for sizes in (SIZES, shared):
+        actor.zero_grad()
+        tally = Tally()
+        cut = blocks(torch.arange(ROWS), rows, sizes)
+        for block in cut:
+            trainer.losses["actor"](take(rows, block), Entries(50.0, 4.0), tally).backward()
+        found.append((tally.sums, [param.grad.clone() for param in actor.parameters()], sum(b.tokens for b in cut)))
+    (sums, grads, tokens), (shared_sums, shared_grads, shared_tokens) = found
+    assert shared_tokens < tokens
+    assert sums == pytest.approx(shared_sums, rel=1e-6)
+    for one, other in zip(
+        grads, shared_grads, strict=True
+    ):  # the models' norms compute in float32 whatever they are given
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
 
 
 def summed(path, lanes, joins):

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from elasticrl.base.parsed import parsed
 from elasticrl.base.pauses import doubled
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
+from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling, block_of, whole_blocks
 from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of
 from elasticrl.ppo.rollout.judges import Case, verdicts
 from elasticrl.ppo.rollout.outside import Outside, Source, collect, here
@@ -68,14 +69,17 @@ class Roll:
 
 
 def shares(missing: Sequence[K], engines: Iterable[str]) -> dict[str, list[K]]:
-    """Who is asked for which: in turn, so that long and short prompts are spread alike.
+    """Who is asked for which: in turn, so that long and short prompts are spread alike. A block stays together.
 
     >>> asked = shares([Request(id=str(i), prompt=(1,), seed=i) for i in range(5)], ["r0", "r1"])
     >>> {engine: [request.id for request in share] for engine, share in asked.items()}
     {'r0': ['0', '2', '4'], 'r1': ['1', '3']}
     """
-    names = sorted(engines)
-    return {name: part for i, name in enumerate(names) if (part := list(missing[i :: len(names)]))}
+    names, blocks = sorted(engines), dict[object, list[K]]()
+    for one in missing:
+        blocks.setdefault(block_of(one) or one, []).append(one)
+    parts = list(blocks.values())
+    return {name: list(chain.from_iterable(part)) for i, name in enumerate(names) if (part := parts[i :: len(names)])}
 
 
 class Away(Outside):
@@ -191,7 +195,8 @@ class Away(Outside):
                 )
             taken = {one for ask in asks.values() for one in ask.part}
             idle = [node for node, at in engines.items() if node not in asks and self.rest.over(node, at.address)]
-            for node, part in shares([one for one in missing if one not in taken], idle).items():
+            free = whole_blocks([one for one in missing if one not in taken], wanted)
+            for node, part in shares(free, idle).items():
                 asks[node] = Ask(engines[node], question, self._makes, part, self.limits, stop)
                 asks[node].start()
             time.sleep(TURN_S)
@@ -203,7 +208,7 @@ class Away(Outside):
                 self._feeder.doubt(node)
             return
         self.rest.begin(node, ask.remote.address)
-        left, what = len(ask.part) - ask.finished, ask.question.what
+        left, what = len(ask.lacking) - ask.finished, ask.question.what
         self.say(f"rollout engine of {node} at {ask.remote}: {ask.failure}; {left} {what} are asked of whoever lives")
 
     def _turn(self) -> None:
@@ -260,6 +265,7 @@ class Ask(threading.Thread, Generic[K]):
     ) -> None:
         super().__init__(name=f"asks {remote}", daemon=True)
         self.remote, self.question, self.part = remote, question, part
+        self.lacking = [one for one in part if one not in question.found]  # the others are of the same blocks
         self.failure: Exception | None = None
         self.asked = False  # it got as far as that
         self._makes, self._limits, self._given_up = makes, limits, stop
@@ -289,7 +295,7 @@ class Ask(threading.Thread, Generic[K]):
     @property
     def finished(self) -> int:
         """How much of its share is there."""
-        return sum(one in self.question.found for one in self.part)
+        return sum(one in self.question.found for one in self.lacking)
 
     def _check(self) -> None:
         if self._given_up.is_set():

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Sampling:
     temperature: float = 1.0  # 0 takes the likeliest
     top_p: float = 1.0
     top_k: int = 0  # 0: all
+    blocks: bool = True  # the requests of a block are generated together: an answer may depend on those beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,9 @@ class Request:
     seed: int
     width: int = (
         0  # to which its prompt is padded while it is generated, and a function of the data alone; 0: prompt_tokens
+    )
+    block: str = (
+        ""  # generated together with the others of this name; a function of the data alone. "": with any others
     )
 
 
@@ -59,6 +65,22 @@ class Samples:
     version: int  # of the weights
 
 
+def whole_blocks(lacking: Sequence[K], wanted: Sequence[K]) -> list[K]:
+    """Of what is wanted all that must be asked for where these lack: their blocks, whole.
+
+    >>> asked = [Request(id=name, prompt=(1,), seed=0, block=name[:-1]) for name in ("a0", "a1", "b0", "b1", "2", "3")]
+    >>> [request.id for request in whole_blocks([asked[1], asked[4]], asked)]
+    ['a0', 'a1', '2']
+    """
+    lacks, blocks = set(lacking), {block_of(one) for one in lacking}
+    return [one for one in wanted if one in lacks or (block_of(one) and block_of(one) in blocks)]
+
+
+def block_of(asked: object) -> str:
+    """Of a request; nothing else has one."""
+    return asked.block if isinstance(asked, Request) else ""
+
+
 class StaleWeights(RuntimeError):
     """The engine has other weights than was asked for."""
 
@@ -71,6 +93,10 @@ class Engine(Protocol):
     """Anything that generates."""
 
     sampling: Sampling
+
+    @property
+    def alike(self) -> bool:
+        """It computes as a trainer in float32 does: its log-probabilities are the trainer's, but for the last bits."""
 
     @property
     def by_lane(self) -> bool:

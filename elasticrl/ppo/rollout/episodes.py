@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import requests_of
+from elasticrl.ppo.generation import block, requests_of
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
@@ -165,7 +165,10 @@ class Episodes:
         lanes = list(self.run.lanes if self.run.lockstep and self.engine.by_lane else dict.fromkeys(self.run.lanes))
         for together in [[lane] for lane in lanes] if self.engine.by_lane else [lanes]:
             asked = {lane: self._silent(lane, turn) for lane in together}
-            requests = [request for its in asked.values() for request in its.values()]
+            by_lane = {lane: list(its.values()) for lane, its in asked.items()}
+            if self.engine.sampling.blocks:
+                by_lane = {lane: block(its, lane) for lane, its in by_lane.items()}
+            requests = [request for its in by_lane.values() for request in its]
             if requests or (self.run.lockstep and self.engine.by_lane):
                 found = self.engine.generate(requests, version=self.run.version)
                 answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)

@@ -1,14 +1,16 @@
 """Rollout engine `torch`: generation in the worker, with the weights it trains.
 
-The idea: fixed shapes make exact bits. Every forward pass has `rows` rows, and prompts padded to a width that each request
-names. So a row goes through the very same kernels whatever the other rows hold. What is missing is filled up with copies of the
-first. A lane's prompts have one width, so all lanes have as many passes, as a collective needs. Noise is one
-uniform number per token from the request's own seed, turned into a token by the inverse of the cumulated probabilities.
+The idea: the requests of a *block*, which are a lane's, go through the model together, and what shapes they have follows from
+these requests and their answers alone. So it does not matter who generates a block, or when: the bits are the same. Prompts go
+through the model by their lengths, in a few passes; then each pass makes one token of each answer. Rows that have ended leave.
+Requests of no block each have the shapes that are the same for all, of `rows` rows: what is missing is filled up with copies.
+Noise is one uniform number per token from the request's own seed, turned into a token by the inverse of the cumulated
+probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,19 @@ import torch
 from torch.nn.functional import pad
 
 from elasticrl.ppo.losses import logprobs, tempered
+from elasticrl.ppo.rollout import room
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
+from elasticrl.ppo.rollout.lean import Lean
+from elasticrl.ppo.sizes import width_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 FINENESS = 2.0**40  # of a probability, when it becomes a whole number
 MIN_ROWS = 8  # matrix products of fewer than about 5 rows take other kernels, which give other bits than a larger batch
+PARTS = 4  # passes over a block's prompts at most
+CROWDED = 0.75  # a block becomes smaller as soon as no more than this part of its rows goes on
+Part = tuple[list[int], int]  # rows of a block, and how wide their prompts are
 
 
 class TorchEngine:
@@ -34,7 +42,7 @@ class TorchEngine:
     us elsewhere: survivors of a fault who finished their answers first would miss the time in which the gang forms anew.
     """
 
-    by_lane = True
+    by_lane = alike = True
 
     def __init__(
         self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False, whole: bool = False,
@@ -44,6 +52,8 @@ class TorchEngine:
         self.check = check
         self.rows = max(sampling.rows, MIN_ROWS)
         self.version = 0
+        self._fits = False
+        self._lean: Lean | None = None
 
     def publish(self, version: int) -> None:
         """The weights are the trainer's own: there is nothing to move."""
@@ -51,16 +61,18 @@ class TorchEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
-        """In blocks of `rows`, each of one width."""
+        """Block by block."""
         if version != self.version:
             raise StaleWeights(
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
             )
         self.model.eval()
+        self._fits = room.fits(self.model)
+        self._lean = Lean.of(self.model) if self._fits else None
         with _whole(self.model, self.whole) as stays:
             every = self.lockstep and not stays
             # Without requests a block of padding goes through all the same: it may be a collective.
-            blocks = list(alike(requests, self.rows)) or [[]]
+            blocks = list(together(requests, self.rows)) or [[]]
             parts = [self._block([requests[at] for at in block], every) for block in blocks]
         back = torch.tensor([at for block in blocks for at in block], dtype=torch.long).argsort()
         tokens, attention, mask, scores, ended = (torch.cat(column)[back] for column in zip(*parts, strict=True))
@@ -76,42 +88,54 @@ class TorchEngine:
 
     def _block(self, requests: Sequence[Request], every: bool) -> tuple[torch.Tensor, ...]:
         s, real = self.sampling, len(requests)
-        filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0)
-        filled = [*requests, *[filler] * (self.rows - real)]
+        filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0, block="nothing")
+        alone = not filler.block  # one shape for all
+        filled = [*requests, *[filler] * ((self.rows if alone else 1) - real)]
         device = next(self.model.parameters()).device
         prompt_width = filler.width or s.prompt_tokens
         prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], prompt_width, s.pad))
         noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
         eos = torch.tensor(s.eos, device=device)
 
-        response = torch.full((self.rows, s.max_tokens), s.pad, device=device)
-        mask = torch.zeros(self.rows, s.max_tokens, dtype=torch.bool, device=device)
-        scores = torch.zeros(self.rows, s.max_tokens, device=device)
-        ended = torch.arange(self.rows, device=device) >= real  # copies need not go on
+        rows = len(filled)
+        response = torch.full((rows, s.max_tokens), s.pad, device=device)
+        mask = torch.zeros(rows, s.max_tokens, dtype=torch.bool, device=device)
+        scores = torch.zeros(rows, s.max_tokens, device=device)
+        ended = torch.arange(rows, device=device) >= real  # copies need not go on
         # All of what follows a prompt is attended to, padding after the end as well: nobody reads what it makes.
         attention = torch.cat([seen, torch.ones_like(mask)], 1)
         position = (seen.long().cumsum(1) - 1).clamp(min=0)
-        given, cache = prompts, None
+        parts, of = [(list(range(rows)), prompt_width)], list(range(rows))
+        if not alone and self._fits:  # a prompt of several requests goes through once
+            firsts = {prompt: at for at, prompt in reversed([*enumerate(r.prompt for r in filled)])}
+            of = [firsts[r.prompt] for r in filled]
+            parts = by_length({at: len(filled[at].prompt) for at in sorted(set(of))}, prompt_width)
+        prefilled = prompts, attention[:, :prompt_width], position
+        logits, cache = self._prompts(*prefilled, parts, torch.tensor(of, device=device), PARTS if every else 0)
+        here, position = torch.arange(rows, device=device), position[:, -1:]  # the rows that are still gone on with
+        begin = 0  # before it nobody of these has a token
         for t in range(s.max_tokens):
-            self.check()
-            width = prompt_width + t
-            out: Any = self.model(
-                input_ids=given,
-                attention_mask=attention[:, :width],
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, logits = out.past_key_values, out.logits[:, -1]
-            token = draw(logits, noise[:, t], s)
-            mask[:, t] = ~ended
-            response[:, t] = torch.where(ended, s.pad, token)
-            scores[:, t] = torch.where(ended, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
-            ended = ended | torch.isin(token, eos)
-            given, position = response[:, t : t + 1], position[:, -1:] + 1
-            if not every and bool(ended.all()):
+            if t:
+                self.check()
+                logits = self._next(
+                    response[here, t - 1 : t], attention[here, begin : prompt_width + t], position, cache, first=t == 1
+                )
+            token, over = draw(logits, noise[here, t], s), ended[here]
+            mask[here, t] = ~over
+            response[here, t] = torch.where(over, s.pad, token)
+            scores[here, t] = torch.where(over, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
+            over = over | torch.isin(token, eos)
+            ended[here] = over
+            position = position + 1
+            left = len(here) - int(over.sum())
+            if not left and not every:
                 break
+            if not alone and self._fits and 0 < left <= CROWDED * len(here):
+                stay = (~over).nonzero()[:, 0]
+                here, position = here[stay], position[stay]
+                before, begin = begin, prompt_width - max(len(filled[at].prompt) for at in here.tolist())
+                for layer in cache.layers:
+                    layer.leave(stay, begin - before)
         tokens, seen = (
             pad(x, (s.prompt_tokens - prompt_width, 0), value=v) for x, v in ((prompts, s.pad), (seen, False))
         )
@@ -120,17 +144,95 @@ class TorchEngine:
         self.check()  # of what an aborted collective let through nobody has seen anything yet
         return there
 
+    def _next(
+        self, tokens: torch.Tensor, seen: torch.Tensor, position: torch.Tensor, cache: Any, *, first: bool
+    ) -> torch.Tensor:
+        """[rows, vocabulary] after these tokens, [rows, 1]. The `first` time the model's own pass judges the lean one."""
+        if self._lean and not first:
+            return self._lean(tokens, seen, position, cache)
+        out: Any = self.model(
+            input_ids=tokens,
+            attention_mask=seen,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        if self._lean:
+            for layer in cache.layers:
+                layer.forget()
+            if not torch.equal(self._lean(tokens, seen, position, cache), logits):
+                self._lean = None
+        return logits
 
-def alike(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:
-    """The places of requests that go through a pass together: at most so many, of one width.
+    def _prompts(
+        self,
+        prompts: torch.Tensor,
+        seen: torch.Tensor,
+        position: torch.Tensor,
+        parts: Sequence[Part],
+        of: torch.Tensor,
+        passes: int,
+    ) -> tuple[torch.Tensor, Any]:
+        """(logits [rows, vocabulary] of the first token, the cache). Each part is a pass; `passes` are made at least, since a
+        pass may be a collective. `of`: the row that went through the model for each.
+        """
+        made, whole = [], prompts.shape[1]
+        nothing: Part = ([0], width_of(1, whole))
+        for at, width in [*parts, *[nothing] * (passes - len(parts))]:
+            self.check()
+            index, begin = torch.tensor(at, device=prompts.device), whole - width
+            out: Any = self.model(
+                input_ids=prompts[index, begin:],
+                attention_mask=seen[index, begin:],
+                position_ids=position[index, begin:],
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            rows, places = (of[:, None] == index).nonzero(as_tuple=True)  # who has these prompts, and where in the pass
+            made.append((rows, places, out.past_key_values, out.logits[:, -1]))
+        made = made[: len(parts)]
+        logits = torch.empty_like(made[0][3][:1]).repeat(len(prompts), 1)
+        for rows, places, _, mine in made:
+            logits[rows] = mine[places]
+        if not self._fits:
+            return logits, made[0][2]
+        return logits, room.joined([(rows, places, cache) for rows, places, cache, _ in made], whole)
+
+
+def together(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:
+    """The places of requests that are generated together: those of a block, or, of those of none, at most so many of one width.
 
     >>> asked = [Request(id=str(i), prompt=(1,), seed=0, width=width) for i, width in enumerate((16, 32, 16, 16, 32))]
-    >>> list(alike(asked, 2))
+    >>> list(together(asked, 2))
     [[0, 2], [3], [1, 4]]
+    >>> list(together([Request(id=name, prompt=(1,), seed=0, block=name[0]) for name in ("a0", "b0", "a1", "a2")], 2))
+    [[0, 2, 3], [1]]
     """
-    for width in dict.fromkeys(request.width for request in requests):
-        its = [at for at, request in enumerate(requests) if request.width == width]
-        yield from (its[at : at + rows] for at in range(0, len(its), rows))
+    for block, width in dict.fromkeys((request.block, request.width) for request in requests):
+        its = [at for at, request in enumerate(requests) if (request.block, request.width) == (block, width)]
+        size = len(its) if block else rows
+        yield from (its[at : at + size] for at in range(0, len(its), size))
+
+
+def by_length(lengths: Mapping[int, int], most: int) -> list[Part]:
+    """Which rows' prompts go through the model in one pass, and how wide that is: as many in each, with others of about their
+    length.
+
+    >>> by_length(dict(enumerate([300, 10, 12, 11, 280, 90, 9, 100])), 320)
+    [([6, 1, 3, 2], 16), ([5, 7], 104), ([4, 0], 320)]
+    """
+    order = sorted(lengths, key=lambda at: lengths[at])
+    each = -(-len(order) // PARTS)
+    found: list[Part] = []
+    for part in (order[at : at + each] for at in range(0, len(order), each)):
+        width = width_of(lengths[part[-1]], most)
+        if found and found[-1][1] == width:
+            found[-1][0].extend(part)
+        else:
+            found.append((part, width))
+    return found
 
 
 @contextmanager

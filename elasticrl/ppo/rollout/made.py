@@ -43,7 +43,7 @@ def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     return Sampling(
         prompt_tokens=prompt, max_tokens=answer, rows=at_once,
         eos=models.ends(str(tree.model.path), tokenizer), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
-        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
+        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k, blocks=tree.rollout.engine != "vllm",
     )  # fmt: skip
 
 

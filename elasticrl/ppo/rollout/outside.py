@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
+from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights, whole_blocks
 from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.ppo.rollout.process import Said
 
@@ -43,6 +43,7 @@ class Outside(ABC):
     ) -> None:
         """`check` raises if somebody wants us elsewhere; `waits` is called now and then while all that is done is to wait."""
         self.sampling, self.check = sampling, check
+        self.alike = sampling.blocks  # the torch engine's code
         self._waits, self._signed = waits, 0.0
         self.version = -1
         self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
@@ -112,7 +113,7 @@ class Outside(ABC):
             self._waits()
 
     def _missing(self, requests: Sequence[Request]) -> list[Request]:
-        return [request for request in requests if request not in self.found]
+        return whole_blocks([request for request in requests if request not in self.found], requests)
 
     def _tag(self, version: int) -> weights.Tag:
         return weights.Tag(life=self._life, version=version)
@@ -130,7 +131,7 @@ def collect(talk: Talk, tag: weights.Tag, missing: Sequence[Request], found: dic
     talk.send(
         "generate", struct.pack(f"<{len(prompts)}i", *prompts), tag=asdict(tag), ids=list(names),
         seeds=[request.seed for request in missing], lengths=[len(request.prompt) for request in missing],
-        widths=[request.width for request in missing],
+        widths=[request.width for request in missing], blocks=[request.block for request in missing],
     )  # fmt: skip
     while names:
         frame = talk.receive()  # a sign of life at least, in every `health_timeout`

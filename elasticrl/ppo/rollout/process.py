@@ -417,10 +417,14 @@ class Server:
             )
             return
         at, requests = 0, list[Request]()
-        for name, seed, length, width in zip(says["ids"], says["seeds"], says["lengths"], says["widths"], strict=True):
+        columns = [says[column] for column in ("ids", "seeds", "lengths", "widths", "blocks")]
+        for name, seed, length, width, block in zip(*columns, strict=True):
             prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
             at += length
-            requests.append(Request(id=name, prompt=prompt, seed=seed, width=width))
+            mine = (
+                f"{visitor.number}/{block}" if block else ""
+            )  # a lane may be asked for by two, one of whom is replaced
+            requests.append(Request(id=name, prompt=prompt, seed=seed, width=width, block=mine))
         for request in requests:
             if why := amiss(request, fits=self.service.sampling.prompt_tokens, vocabulary=self.program.vocabulary):
                 visitor.tell("no", kind="other", why=f"sample {request.id!r} cannot be generated: {why}")

@@ -86,6 +86,7 @@ class Served(Outside):
             self._hear(talk)
 
         while missing := self._missing(requests):
+            lacking = [request for request in missing if request not in self.found]
             try:
                 with self.attendant.talk(turn) as talk:
                     self._agree(talk, tag)
@@ -93,10 +94,10 @@ class Served(Outside):
             except Lost as lost:
                 talk = None
                 self.attendant.lost(str(lost))
-                barren = 0 if any(request in self.found for request in missing) else barren + 1
+                barren = 0 if any(request in self.found for request in lacking) else barren + 1
                 if barren >= self.attendant.limits.starts:
                     raise EngineFailed(
-                        f"{barren} rollout engines in a row finished none of {len(missing)} samples, the last because: {lost}"
+                        f"{barren} rollout engines in a row finished none of {len(lacking)} samples, the last because: {lost}"
                     ) from lost
             except Refused as refused:
                 if refused.kind == "other":

@@ -34,10 +34,9 @@ class TorchProgram:
         config = Model.model_validate_json(json.dumps(asked))
         # The very model of the worker: frozen weights go through other kernels, to other bits.
         self._model = models.actor(config, service.model, seed=0).to(service.device)
-        self._engine = TorchEngine(self._model, service.sampling)
+        self._engine = TorchEngine(self._model, service.sampling, check=lambda: self._alive())  # noqa: PLW0108 - it changes
         self._waiting: dict[str, tuple[Request, int | None]] = {}
         self._alive: Callable[[], None] = lambda: None
-        self._model.register_forward_hook(lambda *_: self._alive())
         self.versions = {"torch": torch.__version__}
         embeddings: Any = self._model.get_input_embeddings()  # type: ignore[operator] # transformers', or peft's around it
         self.vocabulary = int(embeddings.num_embeddings)
@@ -67,9 +66,10 @@ class TorchProgram:
         """As Program's."""
         self._alive = alive
         first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
-        # One width: of several the engine would make several blocks, none of them full.
-        block = {k: r for k, (r, t) in self._waiting.items() if t == tokens and r.width == first.width}
-        block = dict(list(block.items())[: self._engine.rows])
+        like = first.block, first.width, tokens  # one width: of several the engine would make several blocks
+        block = {k: r for k, (r, t) in self._waiting.items() if (r.block, r.width, t) == like}
+        if not first.block:
+            block = dict(list(block.items())[: self._engine.rows])
         full = self._engine.sampling
         if tokens is not None:
             self._engine.sampling = replace(full, max_tokens=tokens)
