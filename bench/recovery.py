@@ -209,15 +209,16 @@ class Elastic:
         stages, moved = self.stages(at, back, plan, began) if plan else ({}, {})
         named = tuple(plan["nodes"]) if plan else ()
         stall_s = self.stall(at, back)
-        again_s = self.again(world, at, back, began) if self.sized else 0.0
+        again_s = self.again(world, back, began) if self.sized else 0.0
         return Cost(
             took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, again_s=again_s, moved=moved
         )
 
-    def again(self, world: int, at: float, back: float, began: list["Beginning"]) -> float:
+    def again(self, world: int, back: float, began: list["Beginning"]) -> float:
         """How long the new gang takes for the steps that it made until its first seal."""
         self.job.until_steps(world, after=back, within_s=PATIENCE_S, count=4)
-        lines = [line for line in self.job.sealed() if line.at > at and line.world == world]
+        newest = max(beginning.generation for beginning in began)
+        lines = [line for line in self.job.sealed() if line.generation >= newest and line.world == world]
         sealed = min(line.step for line in lines)
         gaps = [
             b.at - a.at for pid in {line.pid for line in lines} for a, b in pairwise(x for x in lines if x.pid == pid)
