@@ -318,7 +318,8 @@ def beside_trl(found: Mapping[tuple[str, int], Found], world: int, side: str) ->
     goals = {"never slower": 1.0, f"{TIMES:g} times its samples": TIMES}
     verdict = "; ".join(f"{name}: {against(between, goal, least=True)}" for name, goal in goals.items())
     return {
-        "ratio": median(ratios), "ratio_95": between, "pairs": ratios, "verdict": verdict, "cpu": median(cpu), "cpu_pairs": cpu,
+        "ratio": median(ratios), "ratio_95": between, "pairs": ratios, "verdict": verdict,
+        "cpu": median(cpu) if cpu else None, "cpu_pairs": cpu,
     }  # fmt: skip
 
 

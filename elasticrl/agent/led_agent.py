@@ -135,7 +135,6 @@ class LedAgent(LocalElasticAgent):
         self._turns = Turns()
         self._ends = Ends(script=spec.script)
         self._watch = Watch(spec, self._logs)
-        self._dying = Dying()
         self._reports = Reports()
         self._spares = Spares(
             spec, runtime, self._logs, self._turns, seated=lambda: bool(self._seated), others=self._others, died=self._died
@@ -170,7 +169,7 @@ class LedAgent(LocalElasticAgent):
             led.by(self._spec.led)
             self._spares.fill()
             if not self._spec.on_cards:  # there a fresh process must wait until the dead one's memory is free
-                self._turns.spawn(self._see_dying())
+                self._turns.spawn(self._see_dying(Dying()))
             while not self._turns.over.is_set() and (server.connected or not self._alone):
                 self._turns.looks()
                 self._look()
@@ -429,12 +428,12 @@ class LedAgent(LocalElasticAgent):
         """Does somebody who was killed still have what fresh processes need?"""
         return any(self._spec.script or not process.dying for process in self._ending)
 
-    async def _see_dying(self) -> None:
+    async def _see_dying(self, dying: Dying) -> None:
         """A worker that a signal ends has failed now, and not when the kernel has freed its memory."""
         while not self._turns.over.is_set():
             running = [process for process in self._others() if not process.dying]
-            await self._turns.until(self._turns.over.is_set, self._dying.pause_s(running))
-            for process, sign in self._dying.look(running):
+            await self._turns.until(self._turns.over.is_set, dying.pause_s(running))
+            for process, sign in dying.look(running):
                 if sign in exits.BAD or process not in self._others():
                     continue  # what it wrote as it failed says more; or it has ended meanwhile
                 process.dying, beat = True, process.beat()

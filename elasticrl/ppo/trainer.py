@@ -87,7 +87,6 @@ class Trainer:
         )
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
-        self.turns = episodes is not None
         self.heard = self._hears(staleness)
         self.together = flow.together(ppo, tied=roles.tied)
         self._valued: tuple[torch.Tensor, ...] = ()  # values, advantages and returns of the critic's last pass
@@ -99,6 +98,11 @@ class Trainer:
         }
         self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
+
+    @property
+    def turns(self) -> bool:
+        """Do samples come about in several turns?"""
+        return self.generator is not None and not isinstance(self.generator, Generator)
 
     def _hears(self, staleness: Staleness) -> bool:
         """Whether the engine's log-probabilities are the trainer's own: the same weights by the same code, in the same type."""

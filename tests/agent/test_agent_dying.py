@@ -80,10 +80,8 @@ def test_a_worker_that_a_signal_ends_has_failed_at_once_and_only_scripts_wait_fo
         def look(self, running: list[Worker]) -> list[tuple[Worker, int]]:
             return [(process, signal.SIGKILL) for process in running]
 
-    agent._dying = Dying()
-
     async def scenario() -> None:
-        looking = asyncio.create_task(agent._see_dying())
+        looking = asyncio.create_task(agent._see_dying(Dying()))
         async with asyncio.timeout(10):
             while not worker.dying:  # noqa: ASYNC110 - what is tested tells nobody
                 await asyncio.sleep(0)
