@@ -316,17 +316,33 @@ def shares(path: str, model: Model, ppo: Ppo, lanes: int, *, prompt: int, answer
     """Whether samples of a group may be one row of a pass: see `sizes.may_share`. The model must take a mask and positions as
     they come, in all of its layers.
     """
-    config: Any = transformers.AutoConfig.from_pretrained(path)
-    text = config.get_text_config()
-    turned = getattr(text, "rope_parameters", None) or {}
-    plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    configs: list[Any] = [transformers.AutoConfig.from_pretrained(it) for it in {path, str(model.ref_path or path)}]
+    hidden = min(config.get_text_config().hidden_size for config in configs)
     return (
         model.attention == "sdpa"
-        and plain
-        and "rope_theta" in turned
-        and "mrope_section" not in turned
-        and may_share(ppo, lanes, prompt=prompt, answer=answer, hidden=text.hidden_size)
+        and all(map(_plain, configs))
+        and may_share(ppo, lanes, prompt=prompt, answer=answer, hidden=hidden)
     )
+
+
+def _plain(config: Any) -> bool:
+    """Does the model of this configuration take a mask and positions as they come, in all of its layers?"""
+    text = config.get_text_config()
+    turned = getattr(text, "rope_parameters", None) or {}
+    whole = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    return whole and "rope_theta" in turned and "mrope_section" not in turned and not getattr(text, "alibi", False)
+
+
+def steady(config: Any) -> bool:
+    """Does a token's log-probability depend on the tokens before it alone, but for rounding? Not where frequencies follow the
+    length of a call (`longrope`, `dynamic`), nor in a mixture, where a row's experts may change with the rows beside it.
+    """
+    if config is None:
+        return True
+    text = config.get_text_config()
+    mixture = any((getattr(text, name, 0) or 0) > 1 for name in EXPERTS)
+    kinds = str(getattr(text, "rope_parameters", None) or {})
+    return not mixture and "longrope" not in kinds and "dynamic" not in kinds
 
 
 def has_experts(path: str) -> bool:

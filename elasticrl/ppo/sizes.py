@@ -97,7 +97,7 @@ def may_share(ppo: Ppo, lanes: int, *, prompt: int, answer: int, hidden: int) ->
         ppo.group > 1
         and ppo.algorithm != "ppo"  # its critic sees samples
         and ppo.mini_batch // lanes % ppo.group == 0
-        and prompt + ppo.group * answer <= 4 * hidden
+        and prompt + ppo.group * answer <= min(4 * hidden, ppo.micro_tokens)
     )
 
 

@@ -37,6 +37,7 @@ from elasticrl.ppo.losses import (
     value_loss,
     with_entropy,
 )  # fmt: skip
+from elasticrl.ppo.models import steady
 from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, response
@@ -108,7 +109,9 @@ class Trainer:
         """Whether the engine's log-probabilities are the trainer's own: the same weights by the same code, in the same type."""
         if self.engine is None or not self.engine.alike or self.ppo.importance_limit:
             return False
-        return not (staleness or self.turns or self.roles.tied) and self.roles.model.dtype == "float32"
+        if staleness or self.turns or self.roles.tied or self.roles.model.dtype != "float32":
+            return False
+        return steady(getattr(self.roles.actor, "config", None))
 
     def step(self, number: int) -> Report:
         """One iteration, or what is left of it: stages whose results were kept are not done again."""
@@ -409,7 +412,9 @@ class Trainer:
         values = self.roles.values(rows)[0]
         if "rewards" in rows and self.run.streams.update == 0:
             old, mask, ppo = values.detach(), rows["mask"], self.ppo
-            advantages, returns = gae(rows["rewards"], old, mask, gamma=ppo.gamma, lam=ppo.lam)
+            # On the host: it goes from token to token, in steps that are too small for a GPU.
+            its = (it.cpu() for it in (rows["rewards"], old, mask))
+            advantages, returns = (it.to(old.device) for it in gae(*its, gamma=ppo.gamma, lam=ppo.lam))
             self._valued = old, advantages, returns
         else:
             old, returns = rows["values"], rows["returns"]

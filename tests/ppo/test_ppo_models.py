@@ -587,3 +587,19 @@ def test_a_parameter_of_two_names_stays_one_and_nothing_is_written_in_its_place(
     assert made.inp is made.out
     assert made.inp.shape == (3, 2)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "of 2 GiB"
+
+
+@pytest.mark.parametrize(
+    ("more", "steady"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, False),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, False),
+        ({"num_experts": 4}, False),
+    ],
+)
+def test_what_an_engine_says_is_taken_only_of_models_that_say_the_same_alone_and_in_company(
+    more: dict[str, object], steady: bool
+) -> None:
+    text = SimpleNamespace(**more)
+    assert models.steady(SimpleNamespace(get_text_config=lambda: text)) is steady

@@ -150,6 +150,10 @@ class TorchEngine:
         """[rows, vocabulary] after these tokens, [rows, 1]. The `first` time the model's own pass judges the lean one."""
         if self._lean and not first:
             return self._lean(tokens, seen, position, cache)
+        found = self._lean(tokens, seen, position, cache) if self._lean else None
+        if found is not None:
+            for layer in cache.layers:
+                layer.forget()
         out: Any = self.model(
             input_ids=tokens,
             attention_mask=seen,
@@ -159,11 +163,8 @@ class TorchEngine:
             logits_to_keep=1,
         )
         logits: torch.Tensor = out.logits[:, -1]
-        if self._lean:
-            for layer in cache.layers:
-                layer.forget()
-            if not torch.equal(self._lean(tokens, seen, position, cache), logits):
-                self._lean = None
+        if found is not None and not torch.equal(found, logits):
+            self._lean = None
         return logits
 
     def _prompts(

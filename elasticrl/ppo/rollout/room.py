@@ -84,4 +84,7 @@ def joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor, Cache]], width: int
     layers: list[Any] = [cast("Any", Room)() for _ in parts[0][2].layers]
     for i, layer in enumerate(layers):
         layer.fill([(index, places, cache.layers[i]) for index, places, cache in parts], width)
+        for *_, cache in parts:
+            spent: Any = cache.layers[i]
+            spent.keys = spent.values = None  # else all would be there twice
     return Cache(layers=layers)
