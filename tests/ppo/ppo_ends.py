@@ -46,7 +46,7 @@ given_as, reference_of = ppo.given_as, ppo.reference_of
 generate = TorchEngine.generate
 actor_loss = Trainer.actor_loss
 here: list[Run] = []  # this worker's
-frozen: dict[str, nn.Module] = {}  # by role
+frozen: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()  # by role
 entered: Counter[str] = Counter()  # how often each phase was, since somebody wants to know
 
 
