@@ -390,7 +390,7 @@ def leave_out_a_parameter(
         return model
 
     strategy = Fsdp(build, sgd, deal=Deal.interleaved(4, world), rank=rank, group=gang.group)
-    if as_old_torch:
+    if as_old_torch and hasattr(strategy.model["unit"], "set_reduce_scatter_unused_params"):  # else it is one
         strategy.model["unit"].set_reduce_scatter_unused_params(False, recurse=False)
     try:
         for turn in strategy.turns:
