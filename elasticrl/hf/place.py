@@ -11,16 +11,15 @@ Missing hook: an argument of `TrainingArguments` that says "do not look at the e
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 
-from elasticrl.contract.seat import NoSeat, OwnSeat, hidden
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.run import join as take_place
+from elasticrl.runtime.told import hide, loaded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +50,7 @@ def join(config: Path | str | Tree | None = None) -> Run:
             )
         _one_card()
         _here = take_place(config)
-        hidden.update(SIGNS)
+        hide(SIGNS)
         for name in SIGNS:
             os.environ.pop(name, None)
     return _here
@@ -64,7 +63,6 @@ def _one_card() -> None:
         return
     seen = cards.split(",") if cards else [str(card) for card in range(torch.cuda.device_count())]
     if len(seen) > 1:
-        with suppress(NoSeat):
-            OwnSeat.here().claim()  # which card it has depends on its rank
+        loaded()  # which card it has depends on its rank
         slot = int(os.environ.get("LOCAL_RANK", "0"))
         os.environ[CARDS], os.environ["LOCAL_RANK"] = seen[slot % len(seen)], "0"

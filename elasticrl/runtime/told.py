@@ -12,12 +12,12 @@ is a write into a page of shared memory, which costs some microseconds. No torch
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from elasticrl.contract.model import UNTOLD, misnamed
-from elasticrl.contract.seat import NoSeat, OwnSeat
+from elasticrl.contract.seat import NoSeat, OwnSeat, hidden
 
 STEP: Final = "step"  # the phase of a script that names none
 _known: set[str] = {STEP}  # names of phases that are in order
@@ -80,6 +80,11 @@ def loaded() -> None:
         OwnSeat.here().claim()
     except NoSeat:
         return
+
+
+def hide(names: Iterable[str]) -> None:
+    """No rank brings these variables into this process's environment from now on: a library takes them for its own."""
+    hidden.update(names)
 
 
 def seat_here() -> OwnSeat | None:
