@@ -47,9 +47,8 @@ def deal_experts(name: str, experts: nn.Module, mesh: DeviceMesh) -> None:
             out = forward(hidden, at.masked_fill(elsewhere, here), weights.masked_fill(elsewhere, 0.0))
         finally:
             module._parameters.update(whole)  # noqa: SLF001
-        if (
-            torch.is_grad_enabled() and not out.requires_grad
-        ):  # none of its tokens: it must enter the sums of gradients all the same
+        # A member without tokens must enter the sums of gradients all the same: the others wait there.
+        if torch.is_grad_enabled() and not out.requires_grad:
             out = out + 0.0 * (hidden.sum() + weights.sum())
         found: torch.Tensor = _Sum.apply(out, group)  # type: ignore[no-untyped-call]
         return found

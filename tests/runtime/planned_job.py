@@ -39,9 +39,12 @@ def whole(kind: str, attention: str = "eager", **more: Any) -> nn.Module:
     return model.eval()
 
 
-def one_pass(model: nn.Module, mask: torch.Tensor | None = None, length: int = 9) -> dict[str, torch.Tensor]:
+def one_pass(
+    model: nn.Module, mask: torch.Tensor | None = None, length: int = 9, *, alike: bool = False
+) -> dict[str, torch.Tensor]:
     """Logits and an auxiliary loss, of both of which there are gradients then."""
     tokens = torch.randint(1, 67, (5, length), generator=torch.Generator().manual_seed(1))
+    tokens = torch.full((5, 1), 7) if alike else tokens
     more = {"output_router_logits": True} if hasattr(model.config, "router_aux_loss_coef") else {}
     out = model(input_ids=tokens, attention_mask=mask, use_cache=False, **more)
     seen = torch.ones_like(tokens) if mask is None else mask
@@ -52,21 +55,24 @@ def one_pass(model: nn.Module, mask: torch.Tensor | None = None, length: int = 9
 
 
 def compare(
-    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, experts: str = ""
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, experts: str = "", alike: bool = False
 ) -> dict[str, float]:
-    """The greatest differences of logits and of each parameter's gradient, relative to the greatest number in it."""
+    """The greatest differences of logits and of each parameter's gradient, relative to the greatest number in it. `alike`: all
+    tokens are the same one and have one expert, so in each layer the other members have none of them.
+    """
     gang = form(generation=generation, rank=rank, world=world, store=store)
     limit = timedelta(seconds=30)
     team = form_team(gang.group, world, form_s=limit, limit=limit)
-    plain, shared = whole(kind), share(whole(kind), team.mesh("cpu"))
+    more = {"num_experts_per_tok": 1} if alike else {}
+    plain, shared = whole(kind, **more), share(whole(kind, **more), team.mesh("cpu"))
     for model in (plain, shared) if experts else ():
         model.config._experts_implementation = experts
-    expected, found = one_pass(plain), one_pass(shared)
+    expected, found = (one_pass(model, alike=alike) for model in (plain, shared))
     differences = {name: _apart(found[name], expected[name]) for name in expected}
     theirs = dict(plain.named_parameters())
     for name, param in shared.named_parameters():
-        assert param.grad is not None, name
-        grad = param.grad
+        assert param.grad is not None or alike, name
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
         full = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
         differences[name] = _apart(full, theirs[name].grad)
     differences["elements"] = float(sum(local(param).numel() for param in shared.parameters()))

@@ -19,9 +19,11 @@ def workers() -> Iterator[Workers]:
     gang.close()
 
 
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
-def test_experts_that_are_dealt_compute_the_same_in_each_of_their_ways(workers: Workers, experts: str):
-    first, second = workers.run(planned_job.compare, 2, generation=next(GENERATION), kind="mixtral", experts=experts)
+def test_experts_that_are_dealt_compute_the_same_in_each_of_their_ways(workers: Workers, experts: str, alike: bool):
+    how = {"kind": "mixtral", "experts": experts, "alike": alike}
+    first, second = workers.run(planned_job.compare, 2, generation=next(GENERATION), **how)
     first.pop("elements"), second.pop("elements"), first.pop("of"), second.pop("of")
     assert first == second, "the members see the same"
     assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
