@@ -55,6 +55,7 @@ class Kept:
     light: bool = False  # lies on the newest that does not
     sealed: bool = False  # the gang has voted since everybody had it
     asked: bool = False  # its save was begun
+    again: bool = False  # what the gang goes on from, kept once more: it is sealed where it came from
 
 
 WARM_S = (
@@ -207,10 +208,14 @@ class Keeper:
 
         Copies that do not arrive within `vault.timeout`, or come no nearer for so long that who waits here would soon be taken
         for one that hangs, are said to be `late` and not waited for: training goes on, and until they arrive a lost node may
-        cost steps. Where the last ones were late, little is expected of the next.
+        cost steps. Where the last ones were late, little is expected of the next. Of a state that is kept `again` they are not
+        waited for at all: to wait would not make it safer, and no step was made since.
         """
         kept = self.kept
         if kept is None or kept.sealed:
+            return
+        if kept.again:
+            self.late = not self._arrived(kept)
             return
         with self._stalling():
             self._await_copies(kept, check, waiting)
@@ -267,6 +272,15 @@ class Keeper:
                 self.late = False
                 return
 
+    def _arrived(self, kept: Kept) -> bool:
+        """Is it whole here and at the buddies by now?"""
+        with suppress(VaultError):
+            kept.ticket.wait_sealed(0.0)
+            if self._copies:
+                self._wait_copied(kept.ticket)
+            return True
+        return False
+
     def _wait_copied(self, ticket: Ticket) -> None:
         """A vault that has not been told of its neighbours yet has nobody to wait for, and would say that it is done."""
         found = self.vault.wait_copied(ticket, SLICE_S)
@@ -292,6 +306,8 @@ class Keeper:
             stamp = kept.ticket.stamp
             versions = (stamp.version,) if stamp.base is None else (stamp.version, stamp.base)
             self.vault.sealed = tuple((version, stamp.generation) for version in versions)
+        if kept.again:
+            self.late = False  # that says nothing of how soon the next one's copies come
         if kept.whole:
             self.chronicled(kept.steps, digest)
             self._paced(kept.steps)

@@ -54,6 +54,7 @@ class Sealing:
             self.keep(self.now, whole=not self.now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
+                keeper.kept.again = agreed.remembered
         if agreed.remembered and keeper.kept is None and not self.now.update:
             # What was restored is digested too: it must be what it was. (What is kept anew is, as all that is kept.)
             self._digest, self._restored = self._digests(), self.now.step
