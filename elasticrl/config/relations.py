@@ -12,6 +12,7 @@ from math import ceil, gcd, isfinite
 from os import fsencode
 from socket import gethostname
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from elasticrl.base.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.base.expression import expected
@@ -152,7 +153,7 @@ def _beyond_evaluation(t: Tree) -> list[str]:
     return [
         *([f"algorithm: {t.ppo.algorithm}"] if not _generates(t) else []),
         *([f"environment.function: {t.environment.function}"] if t.environment.function else []),
-        *([f"engine: {t.rollout.engine}"] if t.rollout.engine == "vllm" else []),
+        *([f"engine: {t.rollout.engine}"] if t.rollout.foreign else []),
         *([f"{t.rollout.nodes} rollout nodes"] if t.rollout.nodes else []),
         *(["value_head: tied under fsdp"] if _tied_apart(t) else []),
     ]
@@ -190,7 +191,7 @@ def _sample(t: Tree) -> int:
 
 def _somewhere_float32(t: Tree) -> bool:
     """Engines torch and served generate with float32 weights, whatever is trained in."""
-    return t.model.dtype == "float32" or (_generates(t) and t.rollout.engine != "vllm")
+    return t.model.dtype == "float32" or (_generates(t) and not t.rollout.foreign)
 
 
 def _generates(t: Tree) -> bool:
@@ -245,12 +246,23 @@ def _inexact(t: Tree) -> list[str]:
 
 
 def _fresh(t: Tree) -> bool:
-    """Whether vLLM is known to generate on a GPU, where it rounds by what else is in the batch. With rollout nodes it is their
-    own configuration that knows.
+    """Whether vLLM is known to generate on a GPU, where it rounds by what else is in the batch, or a server does, of which
+    nobody here knows how it rounds. With rollout nodes it is their own configuration that knows of the GPU.
     """
     here = not t.rollout.nodes or t.node.role == "rollout"
     gpu = here and t.node.device == "cuda"
-    return _generates(t) and t.rollout.engine == "vllm" and gpu and not t.rollout.vllm.batch_invariant
+    rounds = t.rollout.engine == "vllm" and gpu and not t.rollout.vllm.batch_invariant
+    return _generates(t) and (rounds or t.rollout.engine == "server")
+
+
+def _on_loopback(url: str) -> bool:
+    """Is that an address of this machine alone, over HTTP?"""
+    try:
+        parts = urlsplit(url)
+        local, _ = loops(parts.hostname or ""), parts.port  # raises for one that is no number
+    except ValueError:
+        return False
+    return local and parts.scheme == "http" and not (parts.username or parts.query or parts.fragment)
 
 
 def _away(t: Tree) -> list[str]:
@@ -645,9 +657,14 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("lanes.exact", "rollout.engine", "rollout.vllm.batch_invariant", "node.device", "job.program"),
-        rule="must not be require with vllm on a GPU without batch_invariant, which generates other text after a fault",
+        rule="must not be require with vllm on a GPU without batch_invariant, or with a server: after a fault they generate "
+        "other text",
         broken=lambda t: t.lanes.exact == "require" and _fresh(t),
-        values="it is require, and rollout.vllm.batch_invariant is false with node.device: cuda",
+        values=lambda t: (
+            "it is require, and rollout.engine is server"
+            if t.rollout.engine == "server"
+            else "it is require, and rollout.vllm.batch_invariant is false with node.device: cuda"
+        ),
         remedy="Set exact: warn, rollout.vllm.batch_invariant: true, or rollout.engine: served.",
     ),
     Relation(
@@ -849,7 +866,7 @@ RELATIONS: tuple[Relation, ...] = (
         keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
         rule="must be null but for ppo and grpo with rollout.engine: torch or served, which go on after a reply",
         broken=lambda t: (
-            _ours(t) and t.environment.function is not None and not (_generates(t) and t.rollout.engine != "vllm")
+            _ours(t) and t.environment.function is not None and not (_generates(t) and not t.rollout.foreign)
         ),
         values=lambda t: (
             f"it is {t.environment.function}, with algorithm: {t.ppo.algorithm} and engine: {t.rollout.engine}"
@@ -1098,6 +1115,22 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"{_engine_socket(t)} has {len(fsencode(_engine_socket(t)))}",
         remedy="Name a shorter folder (rollout.dir, or vault.dir where that is null), or shorten job.name or node.name.",
     ),
+    # A server that somebody else starts.
+    Relation(
+        keys=("rollout.server.url", "rollout.engine", "job.program"),
+        rule="must be http on this machine's loopback (http://127.0.0.1:8000): weights go to it through a folder of this "
+        "machine, and two nodes that gave weights to one server would not know by which it generates",
+        broken=lambda t: _generates(t) and t.rollout.engine == "server" and not _on_loopback(t.rollout.server.url),
+        values=lambda t: f"it is {t.rollout.server.url}",
+        remedy="For a server elsewhere, run a rollout node (node.role: rollout, rollout.nodes) on its machine.",
+    ),
+    Relation(
+        keys=("rollout.temperature", "rollout.engine", "job.program"),
+        rule="must be 1 with a server, whose log-probabilities may or may not be at the temperature, as its own flags say",
+        broken=lambda t: _generates(t) and t.rollout.engine == "server" and t.rollout.temperature != 1.0,
+        values=lambda t: f"it is {t.rollout.temperature:g}",
+        remedy="Set temperature: 1, or rollout.engine: vllm.",
+    ),
     # Nodes that only generate.
     Relation(
         keys=("node.role", "rollout.nodes", "ppo.algorithm", "job.program"),
@@ -1112,7 +1145,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("rollout.engine", "rollout.nodes", "ppo.algorithm", "job.program"),
-        rule="must be served or vllm with rollout.nodes: torch generates in the worker",
+        rule="must be served, vllm or server with rollout.nodes: torch generates in the worker",
         broken=lambda t: _generates(t) and t.rollout.nodes > 0 and t.rollout.engine == "torch",
         values=lambda t: f"it is torch, with {t.rollout.nodes} rollout nodes",
         remedy="Set engine: served for the same bits from an engine elsewhere, or nodes: 0.",
@@ -1126,7 +1159,7 @@ RELATIONS: tuple[Relation, ...] = (
             "ppo.algorithm",
             "job.program",
         ),
-        rule="must be served or vllm with a tied value head under fsdp: torch would generate past the head's gathering",
+        rule="must be served, vllm or server with a tied value head under fsdp: torch would generate past the head's gathering",
         broken=lambda t: _generates(t) and t.rollout.engine == "torch" and _tied_apart(t),
         values="it is torch, with value_head: tied, and fsdp shards the actor",
         remedy="Set engine: served for the same bits from a process of its own, or value_head: separate.",

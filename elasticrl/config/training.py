@@ -336,12 +336,28 @@ class Vllm(Section):
     """true gives the same bits whatever else is in the batch, slower, on hardware that can; false leaves it to vLLM."""
 
 
+class Server(Section):
+    """A server of your own that generates: vLLM's or SGLang's, one on each machine that generates."""
+
+    url: Text = "http://127.0.0.1:8000"
+    """Where it listens, on this machine. vLLM needs VLLM_SERVER_DEV_MODE=1 in its environment. ELASTICRL_SERVER_TOKEN in
+    agent.env is shown to it."""
+    weights: Text | None = None
+    """A folder in memory that the server can read, for weights on their way to it: the whole model. Set it where the server
+    runs as another user or in a container. null: beside the engine's socket, for a server of the same user."""
+    at_once: Count = 256
+    """Samples that it is asked for at a time. More is faster until the server's own limit."""
+    answer_s: Seconds = 1800.0
+    """Seconds for one answer, waiting in the server's queue included. More suits long answers."""
+
+
 class Rollout(Section):
     """How samples are generated."""
 
-    engine: Literal["torch", "served", "vllm"] = "torch"
+    engine: Literal["torch", "served", "vllm", "server"] = "torch"
     """torch: plain and exact, in the worker; served: the same in a process of its own that outlives trainer restarts; vllm:
-    vLLM in such a process, faster on GPUs. The process runs beside the worker, or with rollout.nodes on the rollout nodes."""
+    vLLM in such a process, faster on GPUs; server: a vLLM or SGLang that you start yourself, at rollout.server.url. The
+    process runs beside the worker, or with rollout.nodes on the rollout nodes."""
     python: Text | None = None
     """The interpreter that runs the process, for a vLLM in an environment of its own. null: the worker's."""
     dir: Text | None = None
@@ -397,6 +413,12 @@ class Rollout(Section):
     """Seconds between two signs of life of an engine that was asked for something, before it is killed and started again.
     More forgives a busy machine."""
     vllm: Vllm = Vllm()
+    server: Server = Server()
+
+    @property
+    def foreign(self) -> bool:
+        """An engine that is not ours generates: it rounds as it likes, and batches what comes."""
+        return self.engine in ("vllm", "server")
 
 
 class Evaluate(Section):

@@ -488,6 +488,9 @@ def _engine(tree: Tree, actor: Shape, memory_bytes: int | None) -> tuple[list[Li
     file = [line("file of weights", wide * p, f"{wide} B x P {p:,}, {whose}")]
     if tree.rollout.nodes:
         return [], file, ()
+    if tree.rollout.engine == "server":  # its own memory is its operator's affair
+        file.append(line("checkpoint for the server", wide * p, f"{wide} B x P {p:,}, while it takes the weights"))
+        return [], file, ()
     if tree.rollout.engine == "served":
         # What its process has freed it keeps for itself: the cache is nobody else's between rollouts.
         return [line("engine's weights", WIDE * p, f"4 B x P {p:,}"), *_cache(tree, actor, "served")], file, ()
@@ -596,7 +599,7 @@ def _rollout_nodes(tree: Tree) -> int:
 
 def _sent_wide(tree: Tree) -> int:
     """Bytes of a weight on its way to an engine."""
-    return 2 if tree.rollout.engine == "vllm" and tree.model.dtype == "bfloat16" else WIDE
+    return 2 if tree.rollout.foreign and tree.model.dtype == "bfloat16" else WIDE
 
 
 def _leaves(tree: Tree, world: int) -> Deal:

@@ -104,6 +104,11 @@ _FRESH: Final = (
 CLAUSES: Final = (
     Clause(applies=_close, holds="close", text=CLOSE),
     Clause(
+        applies=lambda job: _generates(job) and job.tree.rollout.engine == "server",
+        holds="ledger",
+        text="nobody here knows how the server at rollout.server.url rounds, " + _FRESH,
+    ),
+    Clause(
         applies=_fresh,
         holds="ledger",
         text="vLLM on a GPU rounds otherwise in another batch (rollout.vllm.batch_invariant is false), " + _FRESH,

@@ -43,7 +43,7 @@ def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     return Sampling(
         prompt_tokens=prompt, max_tokens=answer, rows=at_once,
         eos=models.ends(str(tree.model.path), tokenizer), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
-        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k, blocks=tree.rollout.engine != "vllm",
+        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k, blocks=not tree.rollout.foreign,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def say(sentence: str) -> None:
 
 def sent_as(tree: Tree) -> torch.dtype:
     """The type that the engine computes in: what is sent is no more than it keeps."""
-    half = tree.rollout.engine == "vllm" and tree.model.dtype == "bfloat16"
+    half = tree.rollout.foreign and tree.model.dtype == "bfloat16"
     return torch.bfloat16 if half else torch.float32
 
 
@@ -143,7 +143,7 @@ def not_here(tree: Tree) -> dict[str, bool]:
     apart = rollout.engine != "torch"
     cut = rollout.top_p < 1.0 or rollout.top_k > 0
     return {
-        "model.lora.rank with rollout.engine vllm": rollout.engine == "vllm" and tree.model.lora.rank > 0,
+        f"model.lora.rank with rollout.engine {rollout.engine}": rollout.foreign and tree.model.lora.rank > 0,
         "rollout.nodes without a daemon": apart and rollout.nodes > 0 and ROLL not in os.environ,
         # It tells log-probabilities at a temperature only after top_p and top_k.
         "rollout.temperature with top_p or top_k, of vllm": rollout.engine == "vllm"

@@ -565,6 +565,10 @@ def program_of(service: Service) -> Program:
         from elasticrl.ppo.rollout.vllm_process import VllmProgram
 
         return VllmProgram(service)
+    if service.program == "server":
+        from elasticrl.ppo.rollout.server_process import ServerProgram
+
+        return ServerProgram(service)
     from elasticrl.ppo.rollout.torch_process import TorchProgram
 
     return TorchProgram(service)

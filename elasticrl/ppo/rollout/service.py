@@ -28,13 +28,36 @@ class Unfit(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server that somebody else starts.
+
+    Example: Served(url="http://127.0.0.1:8000", weights="", at_once=256, load_s=30.0, answer_s=1800.0)
+    """
+
+    url: str
+    weights: str  # a folder that it can read; "": the engine's home
+    at_once: int
+    load_s: float  # that it has to take weights
+    answer_s: float  # and for one answer
+
+    @classmethod
+    def of(cls, tree: Tree) -> Served:
+        """As the configuration has it."""
+        asked = tree.rollout.server
+        return cls(
+            url=asked.url, weights=asked.weights or "", at_once=asked.at_once, load_s=tree.rollout.sync_timeout_s,
+            answer_s=asked.answer_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """One engine. The fields from gpu_memory_utilization on are passed on to vLLM.
 
     Example: Service(program="torch", model="/models/qwen", sampling=Sampling(...), ...)
     """
 
-    program: Literal["torch", "vllm"]
+    program: Literal["torch", "vllm", "server"]
     model: str
     sampling: Sampling
     dtype: str
@@ -53,6 +76,7 @@ class Service:
     # Roles that live with it, by where their models are, and the type that those compute in.
     judges: Mapping[str, str] = field(default_factory=dict)
     judges_dtype: str = "float32"
+    server: Served | None = None  # of the program `server`
     # On a rollout node, where trainers come from elsewhere.
     listen: str = ""  # host:port; "": nobody else is let in
     job: str = ""
@@ -65,11 +89,11 @@ class Service:
         """As the configuration has it."""
         vllm: Vllm = tree.rollout.vllm
         return cls(
-            program="vllm" if tree.rollout.engine == "vllm" else "torch",
+            program=program_of(tree.rollout.engine),
             model=str(tree.model.path),
             sampling=sampling,
             # The program `torch` computes as the worker's own engine does, so that the bits are the same.
-            dtype=tree.model.dtype if tree.rollout.engine == "vllm" else "float32",
+            dtype=tree.model.dtype if tree.rollout.foreign else "float32",
             attention=tree.model.attention,
             device=device,
             threads=tree.lanes.threads,
@@ -84,14 +108,19 @@ class Service:
             lora=tree.model.lora.model_dump(mode="json") if tree.model.lora.rank else {},
             judges=judges_of(tree),
             judges_dtype=tree.model.dtype,
+            server=Served.of(tree) if tree.rollout.engine == "server" else None,
         )
 
     @classmethod
     def loads(cls, text: str) -> Service:
         """From its page."""
         plain = parsed(text)
-        sampling = plain.pop("sampling")
-        return cls(**plain, sampling=Sampling(**{**sampling, "eos": tuple(sampling["eos"])}))
+        sampling, server = plain.pop("sampling"), plain.pop("server")
+        return cls(
+            **plain,
+            server=Served(**server) if server else None,
+            sampling=Sampling(**{**sampling, "eos": tuple(sampling["eos"])}),
+        )
 
     def dumps(self) -> str:
         """Its page."""
@@ -121,6 +150,11 @@ class Service:
                 ]
             )
         )
+
+
+def program_of(engine: str) -> Literal["torch", "vllm", "server"]:
+    """What generates in the process: `served` is the very code that `torch` is in the worker."""
+    return "vllm" if engine == "vllm" else "server" if engine == "server" else "torch"
 
 
 def judges_of(tree: Tree) -> dict[str, str]:
