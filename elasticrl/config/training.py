@@ -340,8 +340,8 @@ class Server(Section):
     """A server of your own that generates: vLLM's or SGLang's, one on each machine that generates."""
 
     url: Text = "http://127.0.0.1:8000"
-    """Where it listens, on this machine. vLLM needs VLLM_SERVER_DEV_MODE=1 in its environment. ELASTICRL_SERVER_TOKEN in
-    agent.env is shown to it."""
+    """Where it listens, on this machine. vLLM needs VLLM_SERVER_DEV_MODE=1 in its environment. If it wants
+    a key, set ROLLOUT_SERVER_TOKEN in agent.env."""
     weights: Text | None = None
     """A folder in memory that the server can read, for weights on their way to it: the whole model. Set it where the server
     runs as another user or in a container. null: beside the engine's socket, for a server of the same user."""

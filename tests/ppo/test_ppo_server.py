@@ -206,7 +206,7 @@ def test_what_a_server_lacks_is_said_at_once_with_what_to_do(tmp_path, folders):
 def test_a_server_with_a_key_is_shown_it(tmp_path, folders, monkeypatch):
     with serving("sglang", folders["qwen2"], tmp_path, "--token", "w0rd") as fake:
         until(lambda: unauthorized(fake), "the server")
-        monkeypatch.setenv("ELASTICRL_SERVER_TOKEN", "w0rd")
+        monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "w0rd")
         what = service(folders["qwen2"], program="server", server=at(fake.url))
         assert ServerProgram(what).versions == {"sglang": "0.6.1"}
 

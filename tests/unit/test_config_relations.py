@@ -576,6 +576,22 @@ CASES = [
         "Set rollout.nodes: 1 on all nodes",
     ),
     Case(
+        "rollout.server.url",
+        "must be http on this machine's loopback",
+        ["rollout.engine=server", "rollout.server.url=http://10.0.0.3:8000", "lanes.exact=warn"],
+        "it is http://10.0.0.3:8000",
+        ["rollout.server.url=http://127.0.0.1:8000"],
+        "run a rollout node",
+    ),
+    Case(
+        "rollout.temperature",
+        "must be 1 with a server",
+        ["rollout.engine=server", "rollout.temperature=0.7", "lanes.exact=warn"],
+        "it is 0.7",
+        ["rollout.temperature=1"],
+        "Set temperature: 1",
+    ),
+    Case(
         "evaluate.every",
         "without evaluate.prompts",
         ["evaluate.every=10"],

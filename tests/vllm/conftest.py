@@ -14,7 +14,7 @@ REQUIRED = os.environ.get("ELASTICRL_VLLM") == "required"
 
 spec = find_spec("vllm")
 if os.environ.get("ELASTICRL_VLLM_PYTHON"):
-    collect_ignore_glob = ["test_vllm.py"]
+    collect_ignore_glob = ["test_vllm.py", "test_vllm_server.py"]
 elif (spec is None or spec.origin is None) and not REQUIRED:  # this very folder is found as a package without a file
     collect_ignore_glob = ["test_*.py"]
 else:

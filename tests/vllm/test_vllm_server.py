@@ -1,4 +1,4 @@
-"""`vllm serve` itself, on a CPU, as the engine `server`: by the weights that it was given, and by no others when it starts anew."""
+"""`vllm serve` itself, on a CPU, as the engine `server`: by the weights that it was given alone."""
 
 import os
 import subprocess

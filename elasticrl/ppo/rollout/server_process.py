@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.engine import Sampling
     from elasticrl.ppo.rollout.service import Service
 
-TOKEN: Final = "ELASTICRL_SERVER_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN: Final = "ROLLOUT_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 MAX_REPLY: Final = 64 << 20
 ASK_S: Final = 10.0  # for a question that costs the server nothing
 LOOK_S: Final = 0.1  # between looks at what is under way
