@@ -128,6 +128,36 @@ def test_while_copies_are_late_what_was_sealed_last_stays_here_and_at_the_buddie
         keeper.close(over=False)
 
 
+def test_copies_of_what_was_gone_on_from_hold_up_nobody_and_it_stays_where_it_was_until_the_next_is_sealed(
+    tmp_path: Path,
+):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    plain["timeouts"] = {"floor": "10s"}
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        here, there = nodes
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
+        keeper = begun(context, print, "n0", "n1")
+        before = keeper.vault.sealed = ((Version(7), 0),)
+        parts = Parts(model=torch.nn.Linear(3, 2))
+        there.signal(signal.SIGSTOP)
+        keeper.keep(parts, Version(7), steps=7, whole=True)
+        keeper.kept.again = True
+        start = time.monotonic()
+        keeper.await_copies(lambda: None)
+        assert time.monotonic() < start + patience(2.0)
+        assert keeper.late, "nobody may take it for sealed"
+        keeper.sealed("d", late=True)
+        assert (keeper.late, keeper.vault.sealed) == (False, before)
+        there.signal(signal.SIGCONT)
+        keeper.keep(parts, Version(8), steps=8, whole=True)
+        keeper.await_copies(lambda: None)  # as ever
+        assert not keeper.late
+        keeper.sealed("e")
+        assert keeper.vault.sealed == ((Version(8), 1),)
+        keeper.close(over=False)
+
+
 def test_where_copies_are_late_ones_own_seal_is_waited_for_all_the_same(tmp_path: Path, monkeypatch):
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
     sums_of = layout.sums_of
