@@ -5,7 +5,7 @@ All with a server of ours that answers as theirs do. tests/vllm does the like wi
 
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from served_kit import LIMITS, SAMPLING, Trainer, end, gang, job, moved, outcome, requests, service, until
 
 from elasticrl.config.training import Model
-from elasticrl.ppo import models
+from elasticrl.ppo import models, tiny
 from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.roles import response
@@ -208,7 +208,8 @@ def test_a_server_with_a_key_is_shown_it(tmp_path, folders, monkeypatch):
         until(lambda: unauthorized(fake), "the server")
         monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "w0rd")
         what = service(folders["qwen2"], program="server", server=at(fake.url))
-        assert ServerProgram(what).versions == {"sglang": "0.6.1"}
+        with closing(ServerProgram(what)) as program:
+            assert program.versions == {"sglang": "0.6.1"}
 
 
 def unauthorized(fake):
@@ -220,12 +221,12 @@ def unauthorized(fake):
 
 
 def test_weights_that_a_server_does_not_take_are_no_weights(tmp_path, folders, actor):
-    with serving("vllm", folders["llama"], tmp_path) as fake:  # of another shape
+    with serving("vllm", tiny.write(tmp_path / "other", hidden=64), tmp_path) as fake:
         until(lambda: answers(fake), "the server")
-        program = ServerProgram(service(folders["qwen2"], program="server", server=at(fake.url)))
         tag = weights.Tag(life="1 here", version=3)
         weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=1.0)
-        with pytest.raises(weights.Torn, match=r"did not take the weights.*HTTP 500"):
+        what = service(folders["qwen2"], program="server", server=at(fake.url))
+        with closing(ServerProgram(what)) as program, pytest.raises(weights.Torn, match=r"did not take .*HTTP 500"):
             program.load(tmp_path, tag)
         assert not list(tmp_path.glob("weights-*"))
 

@@ -100,6 +100,7 @@ def test_a_server_of_vllm_generates_by_the_weights_that_it_was_given_alone(tmp_p
         program.drop([request.id for request in requests(4)])
         give(program, 1)
         assert gap(actor, made(program, 40)) < GAP
+        program.close()
     finally:
         server.kill()
         server.wait()

@@ -305,6 +305,12 @@ class ServerProgram:
             gave_up(f"the server at {self._asked.url} is not to be trusted any more: {error!r:.500}")
         return found
 
+    def close(self) -> None:
+        """Lets go of the server. What is under way is cut."""
+        self.drop(list(self._under_way))
+        self._pool.shutdown(cancel_futures=True)
+        self._ours.close()
+
     def _look_for_a_sign(self) -> None:
         """One token, beside what takes long: a server that hangs takes questions and answers none."""
         now = time.monotonic()
