@@ -4,6 +4,7 @@ The idea: each rule compares what should be with what is and wishes for the diff
 asked before; a wish that came true no longer arises.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -47,6 +48,7 @@ REPORTS_PER_S = (
 # A renewal is decided on so much early, and sent at the next multiple of that by the wall clock: those of thousands of members
 # come in bunches then, which costs the store less.
 TOGETHER_S = 0.1
+_record: Callable[..., Record] = Record
 ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
 
 
@@ -130,9 +132,8 @@ def record_of(state: State, now: float) -> Record:
     turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
     near = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
     accused = lives(plan, state.suspects.intersection(near))
-    card = state.card
-    record = workers.into(
-        Record,
+    card, probed = state.card, state.probed if state.probed and state.probed.generation == here else None
+    said = workers.beside(
         member=card.member,
         slots=card.slots,
         beat=card.beat,
@@ -159,10 +160,10 @@ def record_of(state: State, now: float) -> Record:
         manifest="",
         restore_s=0.0,
         suspects=tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items())),
-        unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
-        answered=here if state.probed and state.probed.generation == here else 0,
-        probing=state.probed.more if state.probed and state.probed.generation == here else False,
-        probed=state.probed.results if state.probed and state.probed.generation == here else (),
+        unreachable=probed.unreachable if probed else None,
+        answered=here if probed else 0,
+        probing=probed.more if probed else False,
+        probed=probed.results if probed else (),
         evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
         looked=state.looked,
         advice=_advice(state),
@@ -172,10 +173,9 @@ def record_of(state: State, now: float) -> Record:
         leaving=bool(state.leaving),
     )
     # A newer beat alone is worth no write; when something else is written, it and the step go along.
-    newer = own is not None and record.beat_at != own.beat_at
-    if record == own or (newer and own is not None and replace(record, beat_at=own.beat_at) == own):
-        return own if own is not None else record
-    return record if told is workers else replace(record, **_newest(workers))
+    if own is not None and own.says(said):
+        return own
+    return _record(**(said if told is workers else said | _newest(workers)))
 
 
 def _stall(workers: Workers, told: Workers | Record) -> Stall | None:
@@ -241,7 +241,7 @@ def belong(state: State, now: float) -> Wish:
     report_at = inf
     if lease_held(state, now) and state.met is not None:
         record = record_of(state, now)
-        if record != state.view.own:
+        if record is not state.view.own:
             actions.append(Publish(record=record))
         elif (record.step, record.phase) != (workers_of(state).step, workers_of(state).phase):
             # Found by simulation: waking for what has not changed is spinning.
@@ -300,7 +300,8 @@ def tries(state: State, now: float) -> Wish:
         return Wish()
     if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
         return Wish()
-    targets = {seat.member.node: seat.beat for seat in plan.ring if seat.member.node in barred.peers}
+    ends = sorted(barred.peers & plan.place.keys(), key=plan.place.__getitem__)
+    targets = {node: plan.ring[plan.place[node]].beat for node in ends}
     known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
     out = sorted(targets.keys() - (known.reached if known else ()))
     reason = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
@@ -310,7 +311,7 @@ def tries(state: State, now: float) -> Wish:
         pause_s = min(max(settings.timeouts.confirm_s, (known.at - known.since) / 8), settings.health.quarantine_s)
         if now < known.at + pause_s:
             return Wish(wake_at=known.at + pause_s, reason=reason)
-    doors = {seat.member.node: seat.vault for seat in plan.ring if seat.member.node in targets and seat.vault}
+    doors = {node: vault for node in ends if (vault := plan.ring[plan.place[node]].vault)}
     return Wish((Try(found=barred.found, targets=targets, doors=doors),), reason=reason)
 
 
