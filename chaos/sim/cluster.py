@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis
 
 
+OURS = json.dumps({"wire": WIRE})
+FOREIGN = json.dumps({"wire": f"not {WIRE}"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a run is like: the nodes, the job, and how long things take when nothing is wrong."""
@@ -92,7 +96,7 @@ class Cluster:
 
     def versions_of(self, name: str) -> str:
         """What its workers say that they run."""
-        return json.dumps({"wire": f"not {WIRE}" if name in self.shape.foreign else WIRE})
+        return FOREIGN if name in self.shape.foreign else OURS
 
     def reach(self, place: str, subject: "Gang | Node") -> None:
         """The job has come to a position at which a fault may wait."""

@@ -413,7 +413,7 @@ class Node:
 
     def judge(self) -> None:
         """Ask the detector, and pass on what it says."""
-        if not self.awake:
+        if not self.awake or self.cluster.beats.quiet(self):
             return
         self.cluster.beats.refresh(self)
         self.detector, suspected, cleared = self.detector.judge(self.clock.now())
