@@ -143,6 +143,11 @@ class Plan:
         return any(cause.why in kinds for cause in self.causes)
 
     @cached_property
+    def seated(self) -> tuple[str, ...]:
+        """The seats' nodes, in rank order."""
+        return tuple(seat.member.node for seat in self.seats)
+
+    @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
         """Each seated member's seat."""
         return MappingProxyType({seat.member: seat for seat in self.seats})

@@ -222,7 +222,8 @@ def conviction(view: View, reach: int) -> Conviction:
             if str(Member(node=node, incarnation=life)) in record.suspects and not reborn(node):
                 yield node
 
-    return convict(((r.member.node, other) for r in records.values() for other in accused(r)), watchers)
+    accusers = [record for record in records.values() if record.suspects]  # of thousands, few
+    return convict(((r.member.node, other) for r in accusers for other in accused(r)), watchers)
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
