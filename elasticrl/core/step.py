@@ -6,9 +6,10 @@ wishes; a wish that was already acted on, and whose effect may still be on its w
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import blake2b
 from math import inf
+from operator import attrgetter
 
 from elasticrl.contract.cause import culprits
 from elasticrl.contract.events import (
@@ -45,8 +46,12 @@ from elasticrl.core.node import dossier
 from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.node.invariants import check_wake
 from elasticrl.core.node.setback import better, heal
-from elasticrl.core.node.state import Decision, Lead, State, Trial, Wish
+from elasticrl.core.node.state import Decision, Lead, Look, State, Trial, Wish
 from elasticrl.core.node.suspect import conviction, lives, watched
+
+GATHER_S = 10e-6  # for each record: a look takes up to 2 us for each, so a leader spends no more than a fifth of its time on it
+WORTH_S = 0.01  # of gathering: below a thousand members each piece of news is looked at as it comes
+_shared = attrgetter(*(field.name for field in fields(View) if field.name not in {"revision", "own", "records"}))
 
 
 def step(state: State, event: Event) -> Decision:
@@ -55,7 +60,7 @@ def step(state: State, event: Event) -> Decision:
     before = state
     state, asks = absorb(state, event)
     state = attend(state, now)
-    state, leading = lead(state, now) if state.lead else (state, Wish())
+    state, leading = look_over(before, state, event)
     following = follow(state, now)
     wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
@@ -73,7 +78,6 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
                 state = state.but(looked=0, lead=None, card=replace(state.card, since=0))
             view = better(state.view, view)
             lost_since = state.lost_since if view.lost and state.lost_since is not None else event.now
-            state = state.but(lost_since=lost_since if view.lost else None)
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
@@ -82,7 +86,14 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             )  # what an earlier daemon of this life has said
             joined = max(state.joined, own)
             suspects = _still_neighbours(state, view)
-            state = state.but(view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
+            state = state.but(
+                view=view,
+                met=met,
+                adopted=adopted,
+                joined=joined,
+                suspects=suspects,
+                lost_since=lost_since if view.lost else None,
+            )
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
             if held:
@@ -236,13 +247,29 @@ def leader_reborn(state: State) -> bool:
     return leader.node == state.me.node or (record is not None and record.member.incarnation > leader.incarnation)
 
 
+def look_over(before: State, state: State, event: Event) -> tuple[State, Wish]:
+    """What the leader wishes for. Of thousands of members there is always one with news, and each look goes over all: where
+    nothing but records is new, news is gathered for a while, and the wishes of the last look stand.
+    """
+    now, last = event.now, state.looked_over
+    if state.lead is None:
+        return state, Wish()
+    gather_s = GATHER_S * len(state.view.records or ())
+    only_records = isinstance(event, Seen) and state.lead is before.lead and _shared(state.view) == _shared(before.view)
+    worth = gather_s >= WORTH_S
+    if last and worth and only_records and now < min(last.at + gather_s, last.wish.wake_at):
+        return state, replace(last.wish, wake_at=min(last.at + gather_s, last.wish.wake_at))
+    state, wish = lead(state, now)
+    return (state.but(looked_over=Look(at=now, wish=wish)) if worth else state), wish
+
+
 def deputies(state: State) -> tuple[str, ...]:
     """The first nodes in the plan that do not lead: they watch all records, so as to take over at once."""
     plan, leader, most = state.view.plan, state.view.leader, state.settings.membership.deputies
     if plan is None:
         return ()
-    first = (seat.member.node for seat in plan.seats[: most + 1])
-    return tuple(node for node in first if leader is None or node != leader.node)[:most]
+    first = plan.seated[: most + 1]
+    return tuple([node for node in first if leader is None or node != leader.node])[:most]
 
 
 def stand(state: State, now: float) -> Wish:

@@ -126,12 +126,7 @@ def record_of(state: State, now: float) -> Record:
     # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
     # So is that a gang that is to grow has parted, or is there, and that a program loads, once that takes a while: who waits is
     # decided by that.
-    marked = {OUTSIDE, *([MEETING] if plan and plan.grows else [])}
-    if now >= state.adopted + LOADS_S:
-        marked.add(LOADING)
-    turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
-    near = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
-    accused = lives(plan, state.suspects.intersection(near))
+    turned = own is not None and own.phase != workers.phase and _marks(state, plan, {own.phase, workers.phase}, now)
     card, probed = state.card, state.probed if state.probed and state.probed.generation == here else None
     said = workers.beside(
         member=card.member,
@@ -159,14 +154,14 @@ def record_of(state: State, now: float) -> Record:
         saved=0,  # of these nobody but this node decides
         manifest="",
         restore_s=0.0,
-        suspects=tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items())),
+        suspects=_accused(state, plan) if state.suspects else (),
         unreachable=probed.unreachable if probed else None,
         answered=here if probed else 0,
         probing=probed.more if probed else False,
         probed=probed.results if probed else (),
-        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
+        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0) if state.evidence else (),
         looked=state.looked,
-        advice=_advice(state),
+        advice=_advice(state) if state.lead else (),
         needs=state.settings.membership.min_nodes,
         tested=state.trial.found if state.trial else 0,
         reached=state.trial.reached if state.trial else (),
@@ -176,6 +171,19 @@ def record_of(state: State, now: float) -> Record:
     if own is not None and own.says(said):
         return own
     return _record(**(said if told is workers else said | _newest(workers)))
+
+
+def _marks(state: State, plan: Plan | None, phases: set[str], now: float) -> bool:
+    """Is one of these a phase that others are told of at once?"""
+    loads = LOADING in phases and now >= state.adopted + LOADS_S
+    return OUTSIDE in phases or (MEETING in phases and plan is not None and plan.grows) or loads
+
+
+def _accused(state: State, plan: Plan | None) -> tuple[str, ...]:
+    """Neighbours whose beats this node does not hear, each with its life."""
+    near = watched(plan, state.me, state.settings.membership.neighbours)
+    accused = lives(plan, state.suspects.intersection(near))
+    return tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items()))
 
 
 def _stall(workers: Workers, told: Workers | Record) -> Stall | None:
