@@ -54,13 +54,13 @@ class Beats:
         """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
         neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read a plan yet.
         """
-        node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
-        if node is None or not node.answers or not hears(sender, receiver, "beat"):
+        node, net = self.cluster.nodes.get(sender), self.cluster.net
+        if node is None or not node.answers or (net.cut_nodes and not net.hears(sender, receiver, "beat")):
             return False
         if receiver in self.rings.get(sender, ()):
             return True
         peer = self.cluster.nodes[receiver].detector.peers.get(sender)
-        return peer is not None and peer.life == node.incarnation and hears(receiver, sender, "beat")
+        return peer is not None and peer.life == node.incarnation and net.hears(receiver, sender, "beat")
 
     def changed(self, name: str) -> None:
         """Something about this node, or a link of it, is other than before."""

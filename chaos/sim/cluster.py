@@ -125,7 +125,7 @@ class Cluster:
         if isinstance(action, events.WriteCommit):
             self.reach("committing", self.nodes[name])
         loss = max(net.loss, net.losses.get(name, 0.0))
-        if net.to_store[name] or (loss and chance.random() < loss):
+        if net.to_store.get(name) or (loss and chance.random() < loss):
             return
 
         lag = net.lag(name)
@@ -146,7 +146,7 @@ class Cluster:
             self.world.later(self.late_commit, self._apply_again, apply)
             self.late_commit = 0.0
         loss = max(net.loss, net.losses.get(name, 0.0))
-        if not (net.from_store[name] or (loss and chance.random() < loss)):
+        if not (net.from_store.get(name) or (loss and chance.random() < loss)):
             self.world.later(net.lag(name), self._back, self.nodes[name], answer, result)
 
     def _back(self, node: Node, answer: Callable[[object], None], result: object) -> None:

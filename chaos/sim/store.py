@@ -113,14 +113,15 @@ class Store:
 
     def revoke(self, lease: int) -> None:
         """The lease and all its keys go."""
-        if self.leases.pop(lease, None):
-            self._drop(lease)
+        held = self.leases.pop(lease, None)
+        if held:
+            self._drop(lease, held.owner)
 
     def forget(self, lease: int) -> None:
         """The lease runs out before its time, as after a restored backup or by an operator's hand."""
         held = self.leases.pop(lease)
         self._world.note(Expired(at=self._world.now, member=str(held.owner)))
-        self._drop(lease)
+        self._drop(lease, held.owner)
 
     def _expire(self, lease: int) -> None:
         held = self.leases.get(lease)
@@ -134,14 +135,14 @@ class Store:
             return
         del self.leases[lease]
         self._world.note(Expired(at=self._world.now, member=str(held.owner)))
-        self._drop(lease)
+        self._drop(lease, held.owner)
 
-    def _drop(self, lease: int) -> None:
-        gone = sorted(node for node, (_, of) in self.records.items() if of == lease)
-        for node in gone:
-            del self.records[node]
+    def _drop(self, lease: int, owner: Member) -> None:
+        """What hung on a lease goes: its owner's record, and the office."""
+        if owner.node in self.records and self.records[owner.node][1] == lease:
+            del self.records[owner.node]
             self._everyone = None
-            self._touch(node, "members")
+            self._touch(owner.node, "members")
         if self.leader_lease == lease and self.shared.leader is not None:
             self.leader_lease = 0
             self._share(leader=None, leader_revision=0)
@@ -341,8 +342,9 @@ class Store:
     def _share(self, **changes: object) -> None:
         self.revision += 1
         self.shared = replace(self.shared, revision=self.revision, **changes)  # type: ignore[arg-type]
+        scopes = [scope for scope in SCOPES if scope in changes]
         for watcher in self.watchers.values():
-            self._news(watcher, [scope for scope in SCOPES if scope in changes])
+            self._news(watcher, scopes)
 
     def _touch(self, node: str, *scopes: str) -> None:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
@@ -358,13 +360,13 @@ class Store:
 
     def _wake(self, watcher: Watcher, scope: str) -> None:
         watcher.pending.add(scope)
-        chance, lag = self._world.chance("watch " + watcher.node), watcher.lag_s
+        lag = watcher.lag_s
         if scope == ALL:
             watcher.reading += 1
         else:
-            lag += self._apart_s * chance.random()
+            lag += self._apart_s * self._world.chance("watch " + watcher.node).random()
         if self._net.delay:
-            lag += self._net.delay * chance.random()
+            lag += self._net.delay * self._world.chance("watch " + watcher.node).random()
         self._world.later(lag, self._deliver, watcher, scope, watcher.reading)
 
     def _deliver(self, watcher: Watcher, scope: str, reading: int) -> None:
@@ -373,7 +375,7 @@ class Store:
         if not self.up:
             self._blocked.append((watcher, scope, reading))
             return
-        if self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
+        if self._net.from_store.get(watcher.node) or self._net.to_store.get(watcher.node):
             self._world.later(0.2, self._deliver, watcher, scope, reading)
             return
         if scope == ALL:
