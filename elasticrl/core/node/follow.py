@@ -159,7 +159,9 @@ def record_of(state: State, now: float) -> Record:
         answered=here if probed else 0,
         probing=probed.more if probed else False,
         probed=probed.results if probed else (),
-        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0) if state.evidence else (),
+        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0)
+        if state.evidence
+        else (),
         looked=state.looked,
         advice=_advice(state) if state.lead else (),
         needs=state.settings.membership.min_nodes,
