@@ -83,6 +83,7 @@ class Cluster:
         width = len(str(max(shape.nodes - 1, 1)))
         names = [f"n{i:0{max(width, 2)}d}" for i in range(shape.nodes)]
         self.nodes = {name: Node(self, name, shape.slots) for name in names}
+        self.names = sorted(names)
         world.onlooker = self._look
 
     def start(self) -> None:

@@ -330,7 +330,8 @@ class Scene:
     @cached_property
     def candidates(self) -> tuple[Record, ...]:
         """Who could take a seat now, by name."""
-        return tuple(sorted(filter(self.ready, self._seatless), key=lambda record: record.member))
+        ready = filter(self.ready, self._seatless)
+        return tuple(sorted(ready, key=lambda record: (record.member.node, record.member.incarnation)))
 
     @property
     def _seatless(self) -> Iterable[Record]:
