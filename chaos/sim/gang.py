@@ -309,7 +309,8 @@ class Gang:
 
     def _hindered(self) -> bool:
         """Is there a rank that does not move, or a link that does not carry?"""
-        if self._stuck is None or (self._stuck.gang is self and self._stuck.able):  # mostly it is the one of the last look
+        stuck = self._stuck  # mostly it is the one of the last look
+        if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         return self._stuck is not None or self.cluster.net.parted(self.names)
 
