@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REQUEST_S = 1.0  # a store request's deadline
 SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
-ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
 class Node:

@@ -46,7 +46,7 @@ from elasticrl.core.node import dossier
 from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.node.invariants import check_wake
 from elasticrl.core.node.setback import better, heal
-from elasticrl.core.node.state import Decision, Lead, Look, State, Trial, Wish
+from elasticrl.core.node.state import NOTHING, Decision, Lead, Look, State, Trial, Wish
 from elasticrl.core.node.suspect import conviction, lives, watched
 
 GATHER_S = 10e-6  # for each record: a look takes up to 2 us for each, so a leader spends no more than a fifth of its time on it
@@ -253,7 +253,7 @@ def look_over(before: State, state: State, event: Event) -> tuple[State, Wish]:
     """
     now, last = event.now, state.looked_over
     if state.lead is None:
-        return state, Wish()
+        return state, NOTHING
     gather_s = GATHER_S * len(state.view.records or ())
     only_records = isinstance(event, Seen) and state.lead is before.lead and _shared(state.view) == _shared(before.view)
     worth = gather_s >= WORTH_S
@@ -275,13 +275,14 @@ def deputies(state: State) -> tuple[str, ...]:
 def stand(state: State, now: float) -> Wish:
     """Watch what the office needs, and run for it when it is vacant."""
     me, view = state.me.node, state.view
-    office = deputies(state)
-    everyone = state.lead is not None or me in office
+    first = view.plan.seated[: state.settings.membership.deputies + 1] if view.plan else ()
+    everyone = state.lead is not None or (me in first and me in deputies(state))
     actions: list[Action] = []
     if state.met is not None and everyone != (view.records is not None):
         actions.append(Watch(everyone=everyone))
     if state.vacant_since is None or view.own is None or not lease_held(state, now):
-        return Wish(tuple(actions))
+        return Wish(tuple(actions)) if actions else NOTHING
+    office = deputies(state)
     if state.leaving and seat_of(state) is None:
         return Wish(tuple(actions))
     if view.leader is not None and me not in office and me != view.leader.node:
@@ -297,7 +298,7 @@ def stand(state: State, now: float) -> Wish:
 def restore(state: State, now: float) -> Wish:
     """Write again what the store has lost: who stands next to the leader's office at once, others where none of those did."""
     if state.lost_since is None:
-        return Wish()
+        return NOTHING
     office = deputies(state)
     near = state.lead is not None or state.me.node in office
     return heal(state, now, patience(state, office) + (0.0 if near else state.settings.membership.lease_ttl_s))

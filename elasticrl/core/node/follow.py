@@ -31,7 +31,7 @@ from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.policy import Act
 from elasticrl.core.node import dossier
 from elasticrl.core.node.invariants import check_commit
-from elasticrl.core.node.state import State, Wish
+from elasticrl.core.node.state import NOTHING, State, Wish
 from elasticrl.core.node.suspect import lives, probe_turns, watched
 
 NO_WORKERS = Workers(now=-inf)
@@ -49,7 +49,8 @@ REPORTS_PER_S = (
 # come in bunches then, which costs the store less.
 TOGETHER_S = 0.1
 _record: Callable[..., Record] = Record
-ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+# No set: an enum's hash is a call, and this is asked several times at each event.
+ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
 def workers_of(state: State) -> Workers:
@@ -307,7 +308,7 @@ def tries(state: State, now: float) -> Wish:
     """
     plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
     if plan is None or barred is None or not barred.cuts:
-        return Wish()
+        return NOTHING
     if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
         return Wish()
     ends = sorted(barred.peers & plan.place.keys(), key=plan.place.__getitem__)

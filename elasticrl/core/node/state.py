@@ -171,6 +171,9 @@ class Wish:
     reason: str = ""
 
 
+NOTHING = Wish()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """When the leader went over all records, and what it wished for then."""
