@@ -13,6 +13,7 @@ from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Pla
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
+from elasticrl.shell.sight import GATHER_S, MANY
 
 #: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
 SCOPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -53,6 +54,7 @@ class Watcher:
     pending: set[str] = field(default_factory=set)  # scopes; `ALL` for a reading of everything
     reading: int = 0  # rises with every reading of everything: news that was on its way is in it
     shown: View | None = None  # what the node was shown last
+    gathers: bool = False  # what is on its way is news of others' records, which is gathered first
     dead: bool = False
 
 
@@ -353,17 +355,20 @@ class Store:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
         self.revision += 1
         own = self.watchers.get(node)
+        many = len(self.records) >= MANY and scopes == ("members",)
         for watcher in (*self.office.values(), *([own] if own and not own.everyone else [])):
-            self._news(watcher, scopes)
+            self._news(watcher, scopes, gathers=many and watcher is not own)
 
-    def _news(self, watcher: Watcher, scopes: Iterable[str]) -> None:
+    def _news(self, watcher: Watcher, scopes: Iterable[str], *, gathers: bool = False) -> None:
         for scope in scopes if self._apart_s and watcher.shown is not None else (ALL,):
-            if not watcher.pending & {scope, ALL}:
-                self._wake(watcher, scope)
+            if not watcher.pending & {scope, ALL} or (watcher.gathers and not gathers):
+                self._wake(watcher, scope, gathers=gathers)
 
-    def _wake(self, watcher: Watcher, scope: str) -> None:
+    def _wake(self, watcher: Watcher, scope: str, *, gathers: bool = False) -> None:
+        """News is on its way. (A reading of everything has in it what was gathered, and is not late by that.)"""
         watcher.pending.add(scope)
-        lag = watcher.lag_s
+        watcher.gathers = gathers
+        lag = watcher.lag_s + (GATHER_S * len(self.records) if gathers else 0.0)
         if scope == ALL:
             watcher.reading += 1
         else:

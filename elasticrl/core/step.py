@@ -6,10 +6,9 @@ wishes; a wish that was already acted on, and whose effect may still be on its w
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from hashlib import blake2b
 from math import inf
-from operator import attrgetter
 
 from elasticrl.contract.cause import culprits
 from elasticrl.contract.events import (
@@ -46,12 +45,8 @@ from elasticrl.core.node import dossier
 from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.node.invariants import check_wake
 from elasticrl.core.node.setback import better, heal
-from elasticrl.core.node.state import NOTHING, Decision, Lead, Look, State, Trial, Wish
+from elasticrl.core.node.state import NOTHING, Decision, Lead, State, Trial, Wish
 from elasticrl.core.node.suspect import conviction, lives, watched
-
-GATHER_S = 10e-6  # for each record: a look takes up to 2 us for each, so a leader spends no more than a fifth of its time on it
-WORTH_S = 0.01  # of gathering: below a thousand members each piece of news is looked at as it comes
-_shared = attrgetter(*(field.name for field in fields(View) if field.name not in {"revision", "own", "records"}))
 
 
 def step(state: State, event: Event) -> Decision:
@@ -60,7 +55,7 @@ def step(state: State, event: Event) -> Decision:
     before = state
     state, asks = absorb(state, event)
     state = attend(state, now)
-    state, leading = look_over(before, state, event)
+    state, leading = lead(state, now) if state.lead else (state, NOTHING)
     following = follow(state, now)
     wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
@@ -245,22 +240,6 @@ def leader_reborn(state: State) -> bool:
         return False
     record = (state.view.records or {}).get(leader.node)
     return leader.node == state.me.node or (record is not None and record.member.incarnation > leader.incarnation)
-
-
-def look_over(before: State, state: State, event: Event) -> tuple[State, Wish]:
-    """What the leader wishes for. Of thousands of members there is always one with news, and each look goes over all: where
-    nothing but records is new, news is gathered for a while, and the wishes of the last look stand.
-    """
-    now, last = event.now, state.looked_over
-    if state.lead is None:
-        return state, NOTHING
-    gather_s = GATHER_S * len(state.view.records or ())
-    only_records = isinstance(event, Seen) and state.lead is before.lead and _shared(state.view) == _shared(before.view)
-    worth = gather_s >= WORTH_S
-    if last and worth and only_records and now < min(last.at + gather_s, last.wish.wake_at):
-        return state, replace(last.wish, wake_at=min(last.at + gather_s, last.wish.wake_at))
-    state, wish = lead(state, now)
-    return (state.but(looked_over=Look(at=now, wish=wish)) if worth else state), wish
 
 
 def deputies(state: State) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from elasticrl.daemon.stored import at_first
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import Office, request, together
-from elasticrl.shell.sight import Sight, Wanted
+from elasticrl.shell.sight import GATHER_S, MANY, Sight, Wanted
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put, Store
@@ -397,6 +397,67 @@ def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) 
         found = views[-1].records if kind is Record else views[-1].quarantines
         assert set(found) == {"n05"}
         assert told == [f"{scope}n03 is of n05/1; delete the key if no running elasticrl wrote it"]
+
+    asyncio.run(seen())
+
+
+def written(node: str, **more: object) -> Put:
+    me = Member(node=node, incarnation=1)
+    return Put(key=keys.member_key(node), value=keys.dump(Record(member=me, **more)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("members", [2 * MANY, MANY // 2])
+def test_who_watches_thousands_is_told_of_their_news_together_and_of_all_else_at_once(members: int) -> None:
+    gather_s = GATHER_S * members
+
+    async def seen() -> None:
+        store, views, me = MemoryStore(MemoryServer()), list[View](), Member(node="n0000", incarnation=1)
+        news = asyncio.Event()
+
+        def changed(view: View) -> None:
+            views.append(view)
+            news.set()
+
+        async def until(claim: Callable[[View], bool]) -> float:
+            begun = time.monotonic()
+            async with asyncio.timeout(patience(5.0)):
+                while not views or not claim(views[-1]):
+                    news.clear()
+                    await news.wait()
+            return time.monotonic() - begun
+
+        def step(view: View, node: str) -> int:
+            return (view.records or {})[node].step
+
+        for number in range(members):
+            await store.txn((), [written(f"n{number:04d}")])
+        sight = Sight(store, me, changed=changed, complain=lambda _: None)
+        task = asyncio.create_task(sight.watch(everyone=True))
+        await until(lambda _: True)
+        for number in range(1, 6):
+            await store.txn((), [written("n0007", step=number)])
+        await until(lambda view: step(view, "n0007") == 5)
+        assert len(views) == 2 or members < MANY, "five pieces of news, one view"
+        looks, owns = [], []
+        for number in range(1, 6):  # the quickest of them says whether it waited for what is gathered
+            await store.txn((), [written("n0008", step=number)])
+            await store.txn((), [Put(key=keys.LOOK, value=keys.dump(number))])
+            looks.append(await until(lambda view, n=number: view.look == n))  # type: ignore[misc]
+            assert step(views[-1], "n0008") == number
+            await store.txn((), [written("n0000", step=number)])
+            owns.append(await until(lambda view, n=number: view.own is not None and view.own.step == n))  # type: ignore[misc]
+        assert members < MANY or max(min(looks), min(owns)) < gather_s / 2
+        told = len(views)
+        await asyncio.sleep(2 * gather_s)
+        assert len(views) == told, "what was gathered has been told with the rest"
+        await store.txn((), [written("n0009", step=1)])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        told = len(views)
+        await asyncio.sleep(2 * gather_s)
+        assert len(views) == told, "nobody watches any more"
 
     asyncio.run(seen())
 

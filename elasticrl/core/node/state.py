@@ -131,7 +131,6 @@ class State:
     lost_since: float | None = None  # since when the store has known less of the job than this node
     vacant_since: float | None = None  # since when there has been no leader, or only a convicted one
     lead: Lead | None = None  # present while this node leads
-    looked_over: "Look | None" = None  # the leader's newest look at all records
     sent: Mapping[Hashable, tuple[Action, float]] = field(
         default_factory=dict
     )  # decided, and not yet seen to have worked
@@ -172,11 +171,3 @@ class Wish:
 
 
 NOTHING = Wish()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """When the leader went over all records, and what it wished for then."""
-
-    at: float
-    wish: Wish
