@@ -20,7 +20,7 @@ AGAIN_S: Final = 0.5  # between attempts to reach a store that is away
 # Of thousands of members there is always one with news, and a leader that is told goes over all records, for up to 2 us each.
 # So news of others is gathered first, for so long for each record: that takes a fifth of a processor at most.
 GATHER_S: Final = 10e-6
-MANY: Final = 1000  # records from which on it is
+MANY: Final = 500  # records from which on it is
 
 T = TypeVar("T")
 Whose = TypeVar("Whose", Record, Quarantine)

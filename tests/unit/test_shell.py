@@ -406,7 +406,7 @@ def written(node: str, **more: object) -> Put:
     return Put(key=keys.member_key(node), value=keys.dump(Record(member=me, **more)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("members", [2 * MANY, MANY // 2])
+@pytest.mark.parametrize("members", [4 * MANY, MANY // 2])
 def test_who_watches_thousands_is_told_of_their_news_together_and_of_all_else_at_once(members: int) -> None:
     gather_s = GATHER_S * members
 
