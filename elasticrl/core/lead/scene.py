@@ -7,7 +7,7 @@ Long because it is one list of facts, a few lines each, that are derived from ea
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -212,31 +212,20 @@ class Scene:
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
-        """One for each seat of the present plan, in rank order. (Of thousands, most are as in `_goes_on`.)"""
+        """One for each seat of the present plan, in rank order. (Of thousands most go on, for which `_fate` is not asked.)"""
         seats = self.plan.seats if self.plan else ()
         if self.plan is None or self.plan.phase is Phase.HOLD:
             return tuple(map(self._fate, seats))
-        goes_on = self._goes_on
-        of = zip(seats, self.ranked, strict=True)
-        return tuple(Fate(seat=s) if record and goes_on(s, record) else self._fate(s) for s, record in of)
-
-    @cached_property
-    def _goes_on(self) -> Callable[[Seat, Record], bool]:
-        """Does a seat stay as it is: the life that sits there is up, and neither it nor anybody else has a word against it?
-
-        It answers as `_fate` does, for a seat of which there is nothing else to say.
-        """
-        suspect, here = {*self.conviction.guilty, *self.held}, self.plan.generation if self.plan else 0
+        suspect = {*self.conviction.guilty, *self.held}
 
         def goes_on(seat: Seat, record: Record) -> bool:
-            member, said = seat.member, record.member
-            if (member is not said and member != said) or record.leaving or member.node in suspect:
+            life, node = seat.member.incarnation, seat.member.node
+            if record.member.incarnation != life or record.leaving or node in suspect or record.work is Work.FAILED:
                 return False
-            if record.generation != here:
-                return True
-            return record.work is not Work.FAILED and record.born in (0, seat.born)
+            return record.born in (0, seat.born)
 
-        return goes_on
+        of = zip(seats, self.ranked, strict=True)
+        return tuple(Fate(seat=s) if record and goes_on(s, record) else self._fate(s) for s, record in of)
 
     @cached_property
     def missing(self) -> int:
@@ -708,7 +697,6 @@ TIMELESS = frozenset(
         "ranked",
         "newest",
         "conviction",
-        "_goes_on",
         "held",
         "apart",
         "bits",
