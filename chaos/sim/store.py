@@ -94,7 +94,6 @@ class Store:
         self._lease = 0
         self._ttl_s = 0.0
         self._blocked: list[tuple[Watcher, str, int]] = []  # whose news waits for the store to be up
-        self._newest: dict[str, Record] = {}  # all records without their leases
         self._everyone: dict[str, Record] | None = None  # all records, as every watcher of them is shown; None: changed
 
     # ---- leases
@@ -143,7 +142,7 @@ class Store:
     def _drop(self, lease: int, owner: Member) -> None:
         """What hung on a lease goes: its owner's record, and the office."""
         if owner.node in self.records and self.records[owner.node][1] == lease:
-            del self.records[owner.node], self._newest[owner.node]
+            del self.records[owner.node]
             self._everyone = None
             self._touch(owner.node, "members")
         if self.leader_lease == lease and self.shared.leader is not None:
@@ -184,7 +183,6 @@ class Store:
         self.records, self.quarantines, self.drains = dict(to.records), dict(to.quarantines), dict(to.drains)
         self.leader_lease = to.leader_lease
         self.leases = {number: Lease(owner, self._ttl_s, now + self._ttl_s) for number, owner in to.leases.items()}
-        self._newest = {node: entry[0] for node, entry in self.records.items()}
         self._everyone = None
         for held in lost:
             self._world.note(Expired(at=now, member=str(held.owner)))
@@ -199,7 +197,6 @@ class Store:
         if lease not in self.leases:
             raise LeaseGone
         self.records[record.member.node] = (record, lease)
-        self._newest[record.member.node] = record
         self._everyone = None
         self._touch(record.member.node, "members")
 
@@ -409,7 +406,7 @@ class Store:
         shared, node = self.shared, watcher.node
         record = self.records.get(node)
         if watcher.everyone and self._everyone is None:
-            self._everyone = self._newest.copy()
+            self._everyone = {name: entry[0] for name, entry in self.records.items()}
         return View(
             revision=self.revision,
             epoch=shared.epoch,

@@ -42,12 +42,19 @@ class Sight:
     """Watches the store for one member, and tells when there is something new to see."""
 
     def __init__(
-        self, store: Store, me: Member, *, changed: Callable[[View], None], complain: Callable[[str], None]
+        self,
+        store: Store,
+        me: Member,
+        *,
+        changed: Callable[[View], None],
+        complain: Callable[[str], None],
+        gather_s: float = GATHER_S,
     ) -> None:
         self._store = store
         self._me = me
         self._changed = changed
         self._complain = complain
+        self._gather_s = gather_s
         self.asked: Callable[[int], None] = lambda _: (
             None
         )  # told the revision at which somebody asked where all workers are
@@ -132,7 +139,7 @@ class Sight:
         """Together with what else comes in a short while."""
         self._gathered = revision
         if self._gathering is None:
-            pause_s = GATHER_S * len(self._records)
+            pause_s = self._gather_s * len(self._records)
             self._gathering = asyncio.get_running_loop().call_later(pause_s, lambda: self._tell(self._gathered))
 
     def _gather_no_more(self) -> None:
