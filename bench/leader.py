@@ -55,11 +55,11 @@ class Cluster:
 def cluster(nodes: int, slots: int, *, fixed_ports: bool) -> Cluster:
     """Addresses as a real cluster has them: they decide how far a plan can be compressed."""
     chance = random.Random(nodes)
-    ports = (
-        (lambda: (7461, 7462, 7463, 7464))
-        if fixed_ports
-        else lambda: [chance.randrange(32768, 60999) for _ in range(4)]
-    )
+
+    def ports() -> list[int]:
+        beat, echo, vault, probe = (chance.randrange(32768, 60999) for _ in range(4))
+        return [7461, echo, 7462, 7463] if fixed_ports else [beat, echo, vault, probe]  # the agent's own is always free
+
     plan_seats, records = [], {}
     paces = tuple(
         Pace(slot=slot, phase=phase, seconds=0.0481) for slot in range(slots) for phase in ("rollout", "update")
