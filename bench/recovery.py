@@ -3,6 +3,7 @@
     python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,...]
     python bench/recovery.py --params 1e4,2e7,1e8 [--state 2e7] [--trials 3] [--json] [--device cuda] [--copies 1]
     python bench/recovery.py --params 1e4 --load 10 --faults worker [--load-ahead]
+    python bench/recovery.py --nodes 16 [--trials 1] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl's worker is a real model under `runtime.join`, and what is
 timed is the next *sealed* step: applied everywhere, whole in the vaults and copied. torchrun's is a loop that sleeps and
@@ -38,6 +39,8 @@ until the next seal, else one. Each takes as long as the steps that follow, of a
 that, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all three workers are on one
 card, over NCCL. `--copies 0` keeps no state on other nodes, so only `worker` can be asked for. With `--load` the program takes
 so many seconds to load, and with `--load-ahead` spares do that beforehand (`agent.load_ahead`).
+
+With `--nodes` elasticrl alone is measured, with so many one-worker nodes, and who was blamed for each fault (bench/many.py).
 """
 
 import argparse
@@ -96,13 +99,15 @@ class Elastic:
 
     def __init__(
         self, *, step_ms: float = STEP_MS, save_every: int = 100_000, params: int = 0, state: int = 0, device: str = "cpu",
-        copies: int = 1, load: float = 0.0, load_ahead: bool = False,
+        copies: int = 1, load: float = 0.0, load_ahead: bool = False, nodes: int = len(NODES),
     ) -> None:  # fmt: skip
         self.sized, self.ahead = bool(params or state), load_ahead
+        self.nodes = tuple(f"n{number}" for number in range(nodes))
         conf: dict[str, Any] = {
             "job": {"program": str(PROGRAM), "seed": 7},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
-            "lanes": {"count": 6},
+            "lanes": {"count": max(6, nodes)},
+            "membership": {"max_nodes": max(4, nodes)},
             "checkpoint": {"every": save_every},
         }
         # A vault is in memory: in a folder of a disk, the disk's speed would be measured.
@@ -125,7 +130,7 @@ class Elastic:
         self.job.__enter__()
         self.counters.__enter__()
         try:
-            self.job.start(*NODES)
+            self.job.start(*self.nodes)
             self.ready()
         except BaseException:  # also one that ends the bench: nothing of it may go on
             self.__exit__()
@@ -139,12 +144,18 @@ class Elastic:
             shutil.rmtree(self.vaults, ignore_errors=True)
 
     def ready(self) -> None:
-        """Three ranks train, and every node has its spare again."""
-        self.job.until_steps(3, within_s=120.0, count=5)
-        self.job.until(lambda: all(spares(self.job, node) for node in NODES), 60.0, "a spare on every node")
+        """All ranks train, and every node has its spare again."""
+        self.job.until_steps(self.world, within_s=40.0 * self.world, count=5)
+        self.job.until(
+            lambda: all(spares(self.job, node) for node in self.nodes), 20.0 * self.world, "spares everywhere"
+        )
         if self.ahead:
-            self.job.until(lambda: all(map(self.loaded, NODES)), 120.0, "a spare on every node that has loaded")
+            self.job.until(lambda: all(map(self.loaded, self.nodes)), 120.0, "a spare on every node that has loaded")
         time.sleep(2.0)  # budgets are learned from what is usual
+
+    @property
+    def world(self) -> int:
+        return len(self.nodes)
 
     def loaded(self, node: str) -> bool:
         """Has the node's newest spare process loaded all that it can?"""
@@ -152,35 +163,35 @@ class Elastic:
         return bool(logs) and "loaded ahead" in max(logs, key=lambda log: log.stat().st_ctime).read_text()
 
     def worker(self) -> Cost:
-        return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGKILL))
+        return self.cost(self.world, lambda: os.kill(self.job.worker("n1"), signal.SIGKILL))
 
     def stop(self) -> Cost:
-        return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGSTOP))
+        return self.cost(self.world, lambda: os.kill(self.job.worker("n1"), signal.SIGSTOP))
 
     def hang(self) -> Cost:
         self.hung()
-        return self.cost(3, lambda: None)
+        return self.cost(self.world, lambda: None)
 
     def hung(self) -> None:
         """The training thread of rank 1 sleeps from now on."""
         newest = max(line.step for line in self.job.sealed())
         fault = self.job.fault(step=newest, rank=1, do="hang", at="lane")
-        self.job.until(lambda: not fault.exists(), 10.0, "the fault strikes")
+        self.job.until(lambda: not fault.exists(), 10.0 * self.world, "the fault strikes")
 
     def node(self) -> Cost:
         pids = self.pids("n2")
-        found = self.cost(2, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+        found = self.cost(self.world - 1, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
         self.job.daemons["n2"].wait(10.0)
         return found
 
     def join(self) -> Cost:
         if self.job.daemons["n2"].poll() is None:  # nobody took it away before
             self.node()
-        return self.cost(3, lambda: self.job.start("n2"))
+        return self.cost(self.world, lambda: self.job.start("n2"))
 
     def cut(self, node: str = "n2") -> Cost:
         pids = self.pids(node)
-        found = self.cost(2, lambda: [os.kill(pid, signal.SIGSTOP) for pid in pids])
+        found = self.cost(self.world - 1, lambda: [os.kill(pid, signal.SIGSTOP) for pid in pids])
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.job.daemons[node].wait(10.0)
@@ -252,7 +263,7 @@ class Elastic:
 
     def log(self, *names: str) -> list[dict[str, Any]]:
         """All daemons' lines of these events, oldest first."""
-        lines = [line for node in NODES for line in self.job.events(node) if line["event"] in names]
+        lines = [line for node in self.nodes for line in self.job.events(node) if line["event"] in names]
         return sorted(lines, key=lambda line: str(line["at"]))
 
     def stall(self, at: float, back: float) -> float:
@@ -553,6 +564,9 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=1, help="of a state on other nodes; with a size")
     parser.add_argument("--load", type=float, default=0.0, help="seconds until the program has loaded; with a size")
     parser.add_argument("--load-ahead", action="store_true", help="spares load it beforehand; with a size")
+    parser.add_argument(
+        "--nodes", type=int, default=len(NODES), help="so many one-worker nodes; other than 3: elasticrl alone"
+    )
     end_cleanly()
     options = parser.parse_args()
     if sizes := [{"params": n} for n in counts(options.params)] + [{"state": n} for n in counts(options.state)]:
@@ -562,6 +576,10 @@ def main() -> int:
         }  # fmt: skip
         return by_size(sizes, asked, options.trials, options.json, **where)
     sides, faults = options.sides, options.faults
+    if options.nodes != len(NODES):
+        from bench.many import measure
+
+        return measure(options.nodes, faults, options.trials, as_json=options.json)
     watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}
     tried = dict.fromkeys(sides, 0)

@@ -126,7 +126,7 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
     over: dict[str, float] = {}
     newest: dict[str, str] = {}
     shown = -inf
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Left):
             over[fact.member] = fact.at
         elif isinstance(fact, Struck) and fact.kind in DEADLY:
@@ -163,7 +163,7 @@ def a_pause_is_heeded(case: Case) -> Iterator[Complaint]:
 def only_a_leader_writes(case: Case) -> Iterator[Complaint]:
     """Whoever writes a plan holds the leader's office, and its lease by any clock."""
     leader = ""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Elected):
             leader = fact.member
         elif isinstance(fact, Planned):
@@ -329,7 +329,7 @@ def quarantines_are_few(case: Case) -> Iterator[Complaint]:
     most = max(1, int(settings.health.quarantine_share * case.scenario.shape.nodes))
     held: dict[str, Confined] = {}
     lives: dict[str, str] = {}
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Started):
             lives[node_of(fact.member)] = fact.member
         elif isinstance(fact, Confined):
@@ -343,7 +343,7 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
     """A quarantine is of the life that is to blame: not of one that was over, known to all, before it."""
     newest: dict[str, tuple[str, float]] = {}
     before: dict[str, tuple[str, float]] = {}
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Started):
             node = node_of(fact.member)
             if newest.get(node, ("", 0.0))[0] != fact.member:
@@ -364,7 +364,7 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
     """A stopped job stays stopped."""
     stop: Planned | None = None
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Planned):
             told_again = fact.plan.again and fact.plan.phase is Phase.STOP  # to a store that had lost the end
             if stop is not None and not told_again:
@@ -381,14 +381,14 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         plan = fact.plan
         if plan.phase is not Phase.STOP:
             continue
-        asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
+        asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.rest)
         made = bool(settings.steps) and fact.committed >= settings.steps
-        sealed = (f.step for f in case.history if isinstance(f, Sealed) and f.at <= fact.at)
+        sealed = (f.step for f in case.rest if isinstance(f, Sealed) and f.at <= fact.at)
         made = made or 0 < case.scenario.shape.script_steps <= max(sealed, default=-1) + 1
         limit = settings.recovery.no_progress_limit
-        before = [told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1)]
+        before = [told for told in case.rest if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
-        hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
+        hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.rest)
         ends = plan.causes[0]
         hung = ends.fault is Class.HOST_HANG and hangs >= limit  # a program may hang at one step again and again, too
         struck = plan.strike.cause.why if plan.strike else None
@@ -433,7 +433,7 @@ def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
     limit = case.scenario.shape.settings.recovery.no_progress_limit
     deaths: dict[int, int] = defaultdict(int)
     sealed = -1
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Sealed) and fact.step > sealed:
             sealed = fact.step
             deaths = defaultdict(int, {step: n for step, n in deaths.items() if step >= sealed})
@@ -505,7 +505,7 @@ def growth_waits_for_the_gang(case: Case) -> Iterator[Complaint]:
         return
     resumed: set[int] = set()
     before: Plan | None = None
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Resumed):
             resumed.add(fact.generation)
         elif isinstance(fact, Planned):
@@ -519,24 +519,25 @@ def growth_waits_for_the_gang(case: Case) -> Iterator[Complaint]:
 
 def a_seat_is_filled_as_planned(case: Case) -> Iterator[Complaint]:
     """Where a plan asks for fresh workers, living ones do not go on: they, or their state, are what it distrusts."""
-    born: dict[tuple[str, int], int] = {}
+    fresh: set[tuple[str, int]] = set()
     for fact in case.history:
         if isinstance(fact, Planned):
-            born.update({(seat.member.node, fact.plan.generation): seat.born for seat in fact.plan.seats})
-        elif isinstance(fact, Began) and not fact.fresh and born.get((fact.node, fact.generation)) == fact.generation:
+            born = fact.plan.generation
+            fresh.update((seat.member.node, born) for seat in fact.plan.seats if seat.born == born)
+        elif isinstance(fact, Began) and not fact.fresh and (fact.node, fact.generation) in fresh:
             yield fact.at, f"{fact.node} reformed for generation {fact.generation}, which asked for fresh workers"
 
 
 def orders_are_given_once(case: Case) -> Iterator[Complaint]:
     """What was ordered has its time to work before it is ordered again."""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Repeated):
             yield fact.at, f"{fact.node} was told {fact.order} {fact.times} times in a row"
 
 
 def no_worker_ends_for_an_older_plan(case: Case) -> Iterator[Complaint]:
     """Workers that have joined a generation are not ended because an earlier plan had no seat for them."""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Halted) and fact.under < fact.generation:
             yield fact.at, f"{fact.node} ended its workers of generation {fact.generation} for plan {fact.under}"
 
@@ -549,14 +550,15 @@ def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
     none that would add to it, and commits its last under that plan (found by seed 140, with news that came apart).
     """
     heads: dict[int, str] = {}
-    joined: set[tuple[str, int]] = set()
+    first = {fact.plan.seats[0].member.node for fact in case.plans if fact.plan.seats}
+    joined: set[tuple[str, int]] = set()  # of those that head some gang
     ended: set[int] = set()  # generations that add to a gang, which may have ended before
     for fact in case.history:
         if isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN and fact.plan.seats:
             heads[fact.plan.generation] = fact.plan.seats[0].member.node
             if fact.plan.grows and (heads[fact.plan.generation], fact.plan.generation - 1) in joined:
                 ended.add(fact.plan.generation)
-        elif isinstance(fact, Began):
+        elif isinstance(fact, Began) and fact.node in first:
             joined.add((fact.node, fact.generation))
         elif isinstance(fact, Committed) and fact.generation in heads:
             head = heads[fact.generation]
@@ -569,8 +571,8 @@ def commits_only_rise(case: Case) -> Iterator[Complaint]:
     """Each commit is of a later step, by the newest generation, and of a save that is whole."""
     step = generation = 0
     manifest, lost = "", False  # a store that has lost its data may be told the newest of its commits once more
-    whole = {fact.manifest: fact for fact in case.history if isinstance(fact, Saved) and fact.whole}
-    for fact in case.history:
+    whole = {fact.manifest: fact for fact in case.rest if isinstance(fact, Saved) and fact.whole}
+    for fact in case.rest:
         if isinstance(fact, Planned):
             generation = max(generation, fact.plan.generation)
         elif isinstance(fact, Struck | Eased):
@@ -590,7 +592,7 @@ def no_sample_is_lost_or_used_twice(case: Case) -> Iterator[Complaint]:
     """Each rank carries its own lanes and together they carry all; each update follows the one before it."""
     lanes = case.scenario.shape.settings.lanes
     version: dict[int, int] = {}
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Resumed):
             carried = [lane for first, end in fact.ranges for lane in range(first, end)]
             if carried != list(range(lanes)):
@@ -609,7 +611,7 @@ def the_bits_are_the_same(case: Case) -> Iterator[Complaint]:
     """Every version, wherever it was made or read, is the undisturbed run's."""
     lanes = case.scenario.shape.settings.lanes
     digests = [""]
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Resumed | Sealed | Saved):
             while len(digests) <= fact.version:
                 digests.append(chain_whole(digests[-1], len(digests), lanes))
@@ -625,7 +627,7 @@ def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
     updates = case.scenario.shape.updates
     resume: dict[int, int] = {}
     rotten = 0  # so many commits until what was hit is none that anybody goes on from
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Planned):
             resume[fact.plan.generation] = fact.plan.resume
         elif isinstance(fact, Struck):
@@ -655,7 +657,7 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     lost: dict[str, float] = {}
     plans = {fact.plan.generation: fact.plan for fact in case.plans}
     gangs: dict[int, tuple[str, ...]] = {}
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Struck) and fact.kind in (*DEADLY, "lose_vault"):
             lost.update(dict.fromkeys(fact.nodes, fact.at))
         elif isinstance(fact, Left):
@@ -702,12 +704,12 @@ def disks_are_the_last_resort(case: Case) -> Iterator[Complaint]:
 def _formed(case: Case, at: float) -> bool:
     """Had the newest gang formed by then?"""
     plans = [fact.plan.generation for fact in case.plans if fact.at <= at]
-    return any(isinstance(f, Resumed) and f.at <= at and f.generation == plans[-1] for f in case.history if plans)
+    return any(isinstance(f, Resumed) and f.at <= at and f.generation == plans[-1] for f in case.rest if plans)
 
 
 def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
     """A worker that stands still is dealt with within its phase's budget, when nothing else is wrong."""
-    struck = [fact for fact in case.history if isinstance(fact, Struck)]
+    struck = [fact for fact in case.rest if isinstance(fact, Struck)]
     settings = case.scenario.shape.settings
     if not settings.means.joins and not settings.timeouts.quiet_s:
         return  # nobody has promised to see it
@@ -722,8 +724,8 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             # It has no phase yet: its rung's deadline speaks (seed 1015).
             recovery = settings.recovery
             limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s)
-        seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.history)
-        end = case.history[-1].at
+        seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.rest)
+        end = case.rest[-1].at
         if not seen and end > fact.at + limit:
             yield fact.at, f"{fact.nodes[0]} hung, and nothing was done about it within {limit:.1f} s"
 
@@ -731,7 +733,7 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
 def a_drained_node_leaves_cleanly(case: Case) -> Iterator[Complaint]:
     """Asked to leave, a node leaves with code 0 in its time, and is in no later plan in this life."""
     over = False
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Planned):
             over = over or fact.plan.phase is Phase.STOP
         elif isinstance(fact, Left) and fact.code not in ((0, 70, 75) if over else (0,)):
@@ -740,13 +742,13 @@ def a_drained_node_leaves_cleanly(case: Case) -> Iterator[Complaint]:
 
 def nobody_spins(case: Case) -> Iterator[Complaint]:
     """No core is asked more often than what happens can explain."""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Spun):
             yield fact.at, f"{fact.node} made {fact.steps} steps in one second"
     budget = (
         6
-        + 8 * sum(isinstance(f, Struck | Eased) for f in case.history)
-        + sum(isinstance(f, Died | Started | Asked) for f in case.history) * 4
+        + 8 * sum(isinstance(f, Struck | Eased) for f in case.rest)
+        + sum(isinstance(f, Died | Started | Asked) for f in case.rest) * 4
     )
     if len(case.plans) > budget:
         yield case.plans[-1].at, f"{len(case.plans)} generations; what happened explains {budget}"
@@ -754,14 +756,14 @@ def nobody_spins(case: Case) -> Iterator[Complaint]:
 
 def no_assertion_failed(case: Case) -> Iterator[Complaint]:
     """The core's own invariants held."""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Bug):
             yield fact.at, f"{fact.node}: {fact.error}"
 
 
 def the_job_is_well_again(case: Case) -> Iterator[Complaint]:
     """After the healing: one stable plan with all healthy nodes in it, steps and commits advancing; or a proper end."""
-    for fact in case.history:
+    for fact in case.rest:
         if isinstance(fact, Ended) and not fact.lively:
             yield fact.at, fact.lacks
 
@@ -779,12 +781,9 @@ def _store_trouble(case: Case, until: float) -> float:
         "pause_node",
         "store_repeat",
     )
-    begun = {
-        fact.number: fact
-        for fact in case.history
-        if isinstance(fact, Struck) and fact.kind in trouble and fact.at <= until
-    }
-    ended = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
+    struck = (fact for fact in case.faults if isinstance(fact, Struck))
+    begun = {fact.number: fact for fact in struck if fact.kind in trouble and fact.at <= until}
+    ended = {fact.number: fact.at for fact in case.faults if isinstance(fact, Eased)}
     ttl_s = case.scenario.shape.settings.membership.lease_ttl_s
     again = [fact.at for fact in case.plans if fact.plan.again and fact.at <= until]  # what was set back shows the dead
     return sum(min(until - at, ttl_s) for at in again) + sum(

@@ -13,6 +13,7 @@ from pathlib import Path
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.model import Member, Plan, Seat, Strike
 
+SHOWN = 512  # seats of a plan that a file tells: thousands in hundreds of plans would be gigabytes
 CROSSING_S = 2.0  # a plan may be under way while its writer's next decision, a quarantine, overtakes it
 
 
@@ -271,7 +272,8 @@ def plain(value: object) -> object:
     if isinstance(value, Plan):
         return {
             "generation": value.generation, "phase": value.phase.value, "resume": value.resume, "rung": value.rung.name,
-            "seats": [plain(seat) for seat in value.seats], "spares": [str(seat.member) for seat in value.spares],
+            "seats": [plain(seat) for seat in value.seats[:SHOWN]], "more_seats": max(0, len(value.seats) - SHOWN),
+            "spares": [str(seat.member) for seat in value.spares[:SHOWN]],
             "lanes": value.lanes, "causes": list(value.kinds), "reason": value.reason, "strike": plain(value.strike),
             "exit_code": value.exit_code,
         }  # fmt: skip

@@ -58,7 +58,7 @@ MUTANTS: Final = (
     _m("a convicted leader is replaced at once", "core.step", "state.view.leader is None or leader_convicted(state) or", "state.view.leader is None or", "kill-the-leader"),
     _m("a leader that was reborn is replaced at once", "core.step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
     # A store that has lost what it knew.
-    _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return Wish()", "if True:\n        return Wish()", "the-store-loses-its-data"),
+    _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return NOTHING", "if True:\n        return NOTHING", "the-store-loses-its-data"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
     _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     # Following.
@@ -66,7 +66,7 @@ MUTANTS: Final = (
     _m("a step is committed once", "core.node.follow", "workers.saved <= view.committed or ", "", "agent-dies"),
     _m("a victim of a stall is not killed", "core.node.follow", "or (stall.waiting and not stall.stopped):", "or False:", "data-link-down"),
     _m("the culprit of a stall is killed", "core.node.follow", "if stall is None or not alive(workers)", "if True or stall is None or not alive(workers)", "hang-outside-a-collective"),
-    _m("a lost record is written again", "core.node.follow", "if record != state.view.own:", "if record != state.view.own and not (state.view.own is None and state.reported > 0):", "leader-cut-from-the-store"),
+    _m("a lost record is written again", "core.node.follow", "if record is not state.view.own:", "if record is not state.view.own and not (state.view.own is None and state.reported > 0):", "leader-cut-from-the-store"),
     # Below job.level exact.
     _m("a script begins afresh in each gang", "core.lead.scene", "        if not self.settings.means.in_place:\n            return self._train_afresh(", "        if False:\n            return self._train_afresh(", "a-script-loses-a-worker-and-a-node"),
     _m("a script is not parked", "core.node.follow", "    if state.settings.means.in_place:\n        return (Park(", "    if True:\n        return (Park(", "a-script-is-paused-and-goes-on"),

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count, islice, takewhile
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 from chaos import history
 from chaos.scenario import Scenario, Unusable, big, draw, load, save
@@ -173,7 +174,13 @@ def big_one(args: argparse.Namespace) -> int:
     gc.disable()  # millions of frozen values and hardly a cycle: looking for some costs a sixth of the time
     scenario = big(args.nodes, args.minutes, args.every, args.seed)
     again = f"python -m chaos.run big --nodes {args.nodes} --minutes {args.minutes:g} --every {args.every:g} --seed {args.seed}"
-    return 1 if one(scenario, str(args.seed), Path(args.out), again, trace=False).failed else 0
+    begun = time.process_time()
+    tally = one(scenario, str(args.seed), Path(args.out), again, trace=False)
+    spent_s, most_gb = time.process_time() - begun, getrusage(RUSAGE_SELF).ru_maxrss / 1e6
+    each_us = 1e6 * spent_s / args.nodes / tally.virtual_s
+    print(f"{args.nodes:,} nodes: {spent_s:.0f} s of a processor ({each_us:.0f} us for each node and virtual second), "
+          f"{most_gb:.2f} GB")  # fmt: skip
+    return 1 if tally.failed else 0
 
 
 def live(args: argparse.Namespace) -> int:

@@ -54,12 +54,13 @@ class Beats:
         """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
         neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read a plan yet.
         """
-        node, hears = self.cluster.nodes.get(sender), self.cluster.net.hears
-        if node is None or not node.answers or not hears(sender, receiver, "beat"):
+        node, net = self.cluster.nodes.get(sender), self.cluster.net
+        if node is None or not node.answers or (net.cut_nodes and not net.hears(sender, receiver, "beat")):
             return False
+        if receiver in self.rings.get(sender, ()):
+            return True
         peer = self.cluster.nodes[receiver].detector.peers.get(sender)
-        asked = peer is not None and peer.life == node.incarnation and hears(receiver, sender, "beat")
-        return receiver in self.rings.get(sender, ()) or asked
+        return peer is not None and peer.life == node.incarnation and net.hears(receiver, sender, "beat")
 
     def changed(self, name: str) -> None:
         """Something about this node, or a link of it, is other than before."""
@@ -67,6 +68,19 @@ class Beats:
             self._compare(name, receiver)
         for sender in self.rings.get(name, ()):
             self._compare(sender, name)
+
+    def quiet(self, node: "Node") -> bool:
+        """Has this node heard each neighbour since anything spoke against it? Then the detector would say nothing, and can be
+        told of the newest beats at any later time.
+        """
+        for peer, heard in node.detector.peers.items():
+            if heard.suspected or (peer, node.name) in self.silent or self._by_message(peer, node.name):
+                return False
+            if not self.audible(peer, node.name):
+                return False
+            if heard.doubted is not None and self._local(node, self._last_beat(peer)) <= heard.doubted:
+                return False
+        return True
 
     def refresh(self, node: "Node") -> None:
         """Bring the detector up to the newest beat of each neighbour that is audible."""

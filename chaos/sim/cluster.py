@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis
 
 
+OURS = json.dumps({"wire": WIRE})
+FOREIGN = json.dumps({"wire": f"not {WIRE}"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a run is like: the nodes, the job, and how long things take when nothing is wrong."""
@@ -79,6 +83,7 @@ class Cluster:
         width = len(str(max(shape.nodes - 1, 1)))
         names = [f"n{i:0{max(width, 2)}d}" for i in range(shape.nodes)]
         self.nodes = {name: Node(self, name, shape.slots) for name in names}
+        self.names = sorted(names)
         world.onlooker = self._look
 
     def start(self) -> None:
@@ -92,7 +97,7 @@ class Cluster:
 
     def versions_of(self, name: str) -> str:
         """What its workers say that they run."""
-        return json.dumps({"wire": f"not {WIRE}" if name in self.shape.foreign else WIRE})
+        return FOREIGN if name in self.shape.foreign else OURS
 
     def reach(self, place: str, subject: "Gang | Node") -> None:
         """The job has come to a position at which a fault may wait."""
@@ -121,7 +126,7 @@ class Cluster:
         if isinstance(action, events.WriteCommit):
             self.reach("committing", self.nodes[name])
         loss = max(net.loss, net.losses.get(name, 0.0))
-        if net.to_store[name] or (loss and chance.random() < loss):
+        if net.to_store.get(name) or (loss and chance.random() < loss):
             return
 
         lag = net.lag(name)
@@ -142,7 +147,7 @@ class Cluster:
             self.world.later(self.late_commit, self._apply_again, apply)
             self.late_commit = 0.0
         loss = max(net.loss, net.losses.get(name, 0.0))
-        if not (net.from_store[name] or (loss and chance.random() < loss)):
+        if not (net.from_store.get(name) or (loss and chance.random() < loss)):
             self.world.later(net.lag(name), self._back, self.nodes[name], answer, result)
 
     def _back(self, node: Node, answer: Callable[[object], None], result: object) -> None:

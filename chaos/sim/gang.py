@@ -40,6 +40,8 @@ class Gang:
     def __init__(self, cluster: "Cluster", plan: Plan) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
         self.seats = [cluster.nodes[seat.member.node] for seat in plan.seats]
+        self.names = frozenset(plan.seated)
+        self._stuck: Node | None = None  # a rank that was seen not to move
         self.joined: set[str] = set()
         self.counted: set[str] = set()  # in the store of where it meets, which nobody takes back
         self.running = self.broken = False
@@ -307,10 +309,10 @@ class Gang:
 
     def _hindered(self) -> bool:
         """Is there a rank that does not move, or a link that does not carry?"""
-        if any(node.gang is not self or not node.able for node in self.seats):
-            return True
-        bad = [node.name for node in self.seats if node.name in self.cluster.net.cut_nodes]
-        return any(not self.cluster.net.linked(a, node.name) for a in bad for node in self.seats if node.name != a)
+        stuck = self._stuck  # mostly it is the one of the last look
+        if stuck is None or (stuck.gang is self and stuck.able):
+            self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
+        return self._stuck is not None or self.cluster.net.parted(self.names)
 
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:
@@ -327,7 +329,7 @@ class Gang:
         if self.world.now < due and not self.cluster.script:
             return
         for node in self.seats:
-            if not (node.alive and node.powered and not node.frozen and node.gang is self):
+            if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
             culprit = bool(node.hung or node.stopped)
             slot = min(node.hung | node.stopped, default=0)
@@ -341,7 +343,7 @@ class Gang:
                 stopped=bool(node.stopped),
             )
             stall = budgets.stalled(progress, self.world.now)
-            if stall is not None and node.stall is None:
+            if stall is not None:
                 node.stall = stall
                 if (not culprit or (script and not node.stopped)) and node.next_plan is None:
                     node.work = Work.STALLED

@@ -121,7 +121,7 @@ class Nemesis:
             case "here":
                 name = here
             case "":
-                name = chance.choice(sorted(cluster.nodes))
+                name = chance.choice(cluster.names)
             case _:
                 name = holder(role, seats=seats, leader=leader.node if leader else "")
         return cluster.nodes.get(name)
@@ -143,8 +143,8 @@ class Nemesis:
         if node is not None:
             yield node
         if fault.or_any:
-            nodes = self.cluster.nodes
-            yield from (nodes[name] for name in self.world.chance("stead").sample(sorted(nodes), min(len(nodes), 64)))
+            nodes, names = self.cluster.nodes, self.cluster.names
+            yield from (nodes[name] for name in self.world.chance("stead").sample(names, min(len(names), 64)))
 
     def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:
         touched = (node.name,)
@@ -257,7 +257,7 @@ class Nemesis:
             store.refresh(name)
 
     def _to_link(self, kind: str, fault: Fault, node: Node) -> Done | None:
-        net, names = self.cluster.net, sorted(self.cluster.nodes)
+        net, names = self.cluster.net, self.cluster.names
         scopes = ("beat", "data") if fault.scope == "all" else (fault.scope,)
         match kind:
             case "cut_store" if fault.value:
@@ -389,9 +389,8 @@ class Nemesis:
         del fault
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
-        via = next(
-            (self.cluster.nodes[name] for name in sorted(self.cluster.nodes) if self.cluster.nodes[name].awake), None
-        )
+        nodes = self.cluster.nodes
+        via = next((nodes[name] for name in self.cluster.names if nodes[name].awake), None)
         if via is None or self.cluster.store.shared.plan is None:
             return None
         if kind == "drain" and not node.awake:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REQUEST_S = 1.0  # a store request's deadline
 SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
-ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
 class Node:
@@ -413,7 +413,7 @@ class Node:
 
     def judge(self) -> None:
         """Ask the detector, and pass on what it says."""
-        if not self.awake:
+        if not self.awake or self.cluster.beats.quiet(self):
             return
         self.cluster.beats.refresh(self)
         self.detector, suspected, cleared = self.detector.judge(self.clock.now())

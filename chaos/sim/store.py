@@ -13,6 +13,7 @@ from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Pla
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
+from elasticrl.shell.sight import GATHER_S, MANY
 
 #: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
 SCOPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -53,6 +54,7 @@ class Watcher:
     pending: set[str] = field(default_factory=set)  # scopes; `ALL` for a reading of everything
     reading: int = 0  # rises with every reading of everything: news that was on its way is in it
     shown: View | None = None  # what the node was shown last
+    gathers: bool = False  # what is on its way is news of others' records, which is gathered first
     dead: bool = False
 
 
@@ -113,14 +115,15 @@ class Store:
 
     def revoke(self, lease: int) -> None:
         """The lease and all its keys go."""
-        if self.leases.pop(lease, None):
-            self._drop(lease)
+        held = self.leases.pop(lease, None)
+        if held:
+            self._drop(lease, held.owner)
 
     def forget(self, lease: int) -> None:
         """The lease runs out before its time, as after a restored backup or by an operator's hand."""
         held = self.leases.pop(lease)
         self._world.note(Expired(at=self._world.now, member=str(held.owner)))
-        self._drop(lease)
+        self._drop(lease, held.owner)
 
     def _expire(self, lease: int) -> None:
         held = self.leases.get(lease)
@@ -134,14 +137,14 @@ class Store:
             return
         del self.leases[lease]
         self._world.note(Expired(at=self._world.now, member=str(held.owner)))
-        self._drop(lease)
+        self._drop(lease, held.owner)
 
-    def _drop(self, lease: int) -> None:
-        gone = sorted(node for node, (_, of) in self.records.items() if of == lease)
-        for node in gone:
-            del self.records[node]
+    def _drop(self, lease: int, owner: Member) -> None:
+        """What hung on a lease goes: its owner's record, and the office."""
+        if owner.node in self.records and self.records[owner.node][1] == lease:
+            del self.records[owner.node]
             self._everyone = None
-            self._touch(node, "members")
+            self._touch(owner.node, "members")
         if self.leader_lease == lease and self.shared.leader is not None:
             self.leader_lease = 0
             self._share(leader=None, leader_revision=0)
@@ -341,30 +344,34 @@ class Store:
     def _share(self, **changes: object) -> None:
         self.revision += 1
         self.shared = replace(self.shared, revision=self.revision, **changes)  # type: ignore[arg-type]
+        scopes = [scope for scope in SCOPES if scope in changes]
         for watcher in self.watchers.values():
-            self._news(watcher, [scope for scope in SCOPES if scope in changes])
+            self._news(watcher, scopes)
 
     def _touch(self, node: str, *scopes: str) -> None:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
         self.revision += 1
         own = self.watchers.get(node)
+        many = len(self.records) >= MANY and scopes == ("members",)
         for watcher in (*self.office.values(), *([own] if own and not own.everyone else [])):
-            self._news(watcher, scopes)
+            self._news(watcher, scopes, gathers=many and watcher is not own)
 
-    def _news(self, watcher: Watcher, scopes: Iterable[str]) -> None:
+    def _news(self, watcher: Watcher, scopes: Iterable[str], *, gathers: bool = False) -> None:
         for scope in scopes if self._apart_s and watcher.shown is not None else (ALL,):
-            if not watcher.pending & {scope, ALL}:
-                self._wake(watcher, scope)
+            if not watcher.pending & {scope, ALL} or (watcher.gathers and not gathers):
+                self._wake(watcher, scope, gathers=gathers)
 
-    def _wake(self, watcher: Watcher, scope: str) -> None:
+    def _wake(self, watcher: Watcher, scope: str, *, gathers: bool = False) -> None:
+        """News is on its way. (A reading of everything has in it what was gathered, and is not late by that.)"""
         watcher.pending.add(scope)
-        chance, lag = self._world.chance("watch " + watcher.node), watcher.lag_s
+        watcher.gathers = gathers
+        lag = watcher.lag_s + (GATHER_S * len(self.records) if gathers else 0.0)
         if scope == ALL:
             watcher.reading += 1
         else:
-            lag += self._apart_s * chance.random()
+            lag += self._apart_s * self._world.chance("watch " + watcher.node).random()
         if self._net.delay:
-            lag += self._net.delay * chance.random()
+            lag += self._net.delay * self._world.chance("watch " + watcher.node).random()
         self._world.later(lag, self._deliver, watcher, scope, watcher.reading)
 
     def _deliver(self, watcher: Watcher, scope: str, reading: int) -> None:
@@ -373,7 +380,7 @@ class Store:
         if not self.up:
             self._blocked.append((watcher, scope, reading))
             return
-        if self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
+        if self._net.from_store.get(watcher.node) or self._net.to_store.get(watcher.node):
             self._world.later(0.2, self._deliver, watcher, scope, reading)
             return
         if scope == ALL:

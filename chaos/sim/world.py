@@ -6,7 +6,7 @@ moves time, and every random number comes from a generator seeded by a name, so 
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from math import inf
 from random import Random
@@ -105,11 +105,19 @@ class Network:
         """Does what `src` sends reach `dst`?"""
         if not self.cut_nodes or (src not in self.cut_nodes and dst not in self.cut_nodes):
             return True
-        return not (self.cuts[src, dst, scope] or self.dumb[src, scope] or self.deaf[dst, scope])
+        return not (self.cuts.get((src, dst, scope)) or self.dumb.get((src, scope)) or self.deaf.get((dst, scope)))
 
     def linked(self, a: str, b: str) -> bool:
         """Can these two exchange data?"""
         return self.hears(a, b, "data") and self.hears(b, a, "data")
+
+    def parted(self, names: Collection[str]) -> bool:
+        """Are there two of these that cannot exchange data?"""
+        if not self.cut_nodes or len(names) < 2:
+            return False
+        if any(self.deaf.get((n, "data")) or self.dumb.get((n, "data")) for n in self.cut_nodes if n in names):
+            return True
+        return any(n and scope == "data" and a in names and b in names for (a, b, scope), n in self.cuts.items())
 
     def lag(self, name: str) -> float:
         """How long a message to or from the store takes."""

@@ -71,9 +71,9 @@ class Shelf(Store):
         """Its clock, and the history of this one request."""
         return self._world
 
-    def end(self, lease: int) -> None:
+    def end(self, lease: int, owner: Member) -> None:
         """A lease is over."""
-        self._drop(lease)
+        self._drop(lease, owner)
 
     def _share(self, **changes: object) -> None:
         super()._share(**changes)
@@ -110,7 +110,7 @@ class Shelves:
         key = (held, "drop", member)
         if key not in self._asked:
             shelf, before = self._open(held)
-            shelf.end(self._lease_of(member))
+            shelf.end(self._lease_of(member), member)
             self._asked[key] = self._closed(shelf, before)
         return self._asked[key]
 

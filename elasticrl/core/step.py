@@ -45,7 +45,7 @@ from elasticrl.core.node import dossier
 from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.node.invariants import check_wake
 from elasticrl.core.node.setback import better, heal
-from elasticrl.core.node.state import Decision, Lead, State, Trial, Wish
+from elasticrl.core.node.state import NOTHING, Decision, Lead, State, Trial, Wish
 from elasticrl.core.node.suspect import conviction, lives, watched
 
 
@@ -55,7 +55,7 @@ def step(state: State, event: Event) -> Decision:
     before = state
     state, asks = absorb(state, event)
     state = attend(state, now)
-    state, leading = lead(state, now) if state.lead else (state, Wish())
+    state, leading = lead(state, now) if state.lead else (state, NOTHING)
     following = follow(state, now)
     wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
@@ -73,7 +73,6 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
                 state = state.but(looked=0, lead=None, card=replace(state.card, since=0))
             view = better(state.view, view)
             lost_since = state.lost_since if view.lost and state.lost_since is not None else event.now
-            state = state.but(lost_since=lost_since if view.lost else None)
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
@@ -82,7 +81,14 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             )  # what an earlier daemon of this life has said
             joined = max(state.joined, own)
             suspects = _still_neighbours(state, view)
-            state = state.but(view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
+            state = state.but(
+                view=view,
+                met=met,
+                adopted=adopted,
+                joined=joined,
+                suspects=suspects,
+                lost_since=lost_since if view.lost else None,
+            )
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
             if held:
@@ -241,20 +247,21 @@ def deputies(state: State) -> tuple[str, ...]:
     plan, leader, most = state.view.plan, state.view.leader, state.settings.membership.deputies
     if plan is None:
         return ()
-    first = (seat.member.node for seat in plan.seats[: most + 1])
-    return tuple(node for node in first if leader is None or node != leader.node)[:most]
+    first = plan.seated[: most + 1]
+    return tuple([node for node in first if leader is None or node != leader.node])[:most]
 
 
 def stand(state: State, now: float) -> Wish:
     """Watch what the office needs, and run for it when it is vacant."""
     me, view = state.me.node, state.view
-    office = deputies(state)
-    everyone = state.lead is not None or me in office
+    first = view.plan.seated[: state.settings.membership.deputies + 1] if view.plan else ()
+    everyone = state.lead is not None or (me in first and me in deputies(state))
     actions: list[Action] = []
     if state.met is not None and everyone != (view.records is not None):
         actions.append(Watch(everyone=everyone))
     if state.vacant_since is None or view.own is None or not lease_held(state, now):
-        return Wish(tuple(actions))
+        return Wish(tuple(actions)) if actions else NOTHING
+    office = deputies(state)
     if state.leaving and seat_of(state) is None:
         return Wish(tuple(actions))
     if view.leader is not None and me not in office and me != view.leader.node:
@@ -270,7 +277,7 @@ def stand(state: State, now: float) -> Wish:
 def restore(state: State, now: float) -> Wish:
     """Write again what the store has lost: who stands next to the leader's office at once, others where none of those did."""
     if state.lost_since is None:
-        return Wish()
+        return NOTHING
     office = deputies(state)
     near = state.lead is not None or state.me.node in office
     return heal(state, now, patience(state, office) + (0.0 if near else state.settings.membership.lease_ttl_s))

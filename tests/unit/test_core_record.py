@@ -1,13 +1,14 @@
 """What a node says of its phase and beat, and that this costs the store no write more."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import cycle
 
 from core_kit import Life, leads, member, record, trains
 
 from elasticrl.contract import events
 from elasticrl.contract.events import Tick, Workers
-from elasticrl.contract.model import Work
+from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.model import Record, Work
 from elasticrl.contract.settings import Membership, Settings
 from elasticrl.core.lead.growth import unready
 
@@ -101,3 +102,13 @@ def test_a_node_says_that_its_words_are_lost_until_they_are_not():
     life.at(2.6, Workers(now=0, unlogged="the log folder takes nothing new"))
     life.at(2.7, Workers(now=0))
     assert [record.unlogged for record in life.written][-2:] == ["the log folder takes nothing new", ""]
+
+
+def test_a_record_says_all_but_its_beat():
+    mine = record("n00", work=Work.TRAINING, generation=3, born=1, step=4, beat_at=1.0)
+    plain = {field.name: getattr(mine, field.name) for field in fields(Record)}
+    assert mine.says(plain)
+    assert mine.says({**plain, "beat_at": 2.0})
+    other = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, source="test")
+    for name in plain.keys() - {"beat_at"}:
+        assert not mine.says({**plain, name: other}), name

@@ -21,7 +21,7 @@ from elasticrl.daemon.stored import at_first
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import Office, request, together
-from elasticrl.shell.sight import Sight, Wanted
+from elasticrl.shell.sight import MANY, Sight, Wanted
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put, Store
@@ -397,6 +397,104 @@ def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) 
         found = views[-1].records if kind is Record else views[-1].quarantines
         assert set(found) == {"n05"}
         assert told == [f"{scope}n03 is of n05/1; delete the key if no running elasticrl wrote it"]
+
+    asyncio.run(seen())
+
+
+class Watching:
+    """Who watches so many members, and gathers their news for so long altogether."""
+
+    def __init__(self, members: int, gather_s: float) -> None:
+        self.store, self.views, self.news = MemoryStore(MemoryServer()), list[View](), asyncio.Event()
+        self.members = members
+        me = Member(node="n0000", incarnation=1)
+        self.sight = Sight(self.store, me, changed=self.changed, complain=lambda _: None, gather_s=gather_s / members)
+
+    def changed(self, view: View) -> None:
+        self.views.append(view)
+        self.news.set()
+
+    async def begin(self) -> asyncio.Task[None]:
+        for number in range(self.members):
+            await self.say(f"n{number:04d}", 0)
+        task = asyncio.create_task(self.sight.watch(everyone=True))
+        await self.until(lambda _: True)
+        return task
+
+    async def say(self, node: str, step: int) -> None:
+        record = Record(member=Member(node=node, incarnation=1), step=step)
+        await self.store.txn((), [Put(key=keys.member_key(node), value=keys.dump(record))])
+
+    async def until(self, claim: Callable[[View], bool]) -> View:
+        async with asyncio.timeout(patience(10.0)):
+            while not self.views or not claim(self.views[-1]):
+                self.news.clear()
+                await self.news.wait()
+        return self.views[-1]
+
+
+def step_of(view: View, node: str) -> int:
+    return (view.records or {})[node].step
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_who_watches_thousands_is_told_of_their_news_together() -> None:
+    async def seen() -> None:
+        watching = Watching(MANY, gather_s=1.0)
+        task = await watching.begin()
+        for step in range(1, 6):
+            await watching.say("n0007", step)
+        await watching.until(lambda view: step_of(view, "n0007") == 5)
+        assert len(watching.views) == 2
+        await watching.say("n0009", 1)
+        await asyncio.sleep(0.3)  # it is being gathered
+        await ended(task)
+        await asyncio.sleep(1.0)
+        assert len(watching.views) == 2, "nobody watches any more"
+
+    asyncio.run(seen())
+
+
+def test_who_watches_thousands_is_told_of_all_else_at_once_and_of_what_was_gathered_with_it() -> None:
+    async def seen() -> None:
+        watching = Watching(MANY, gather_s=3600.0)
+        task = await watching.begin()
+        await watching.say("n0008", 3)
+        await watching.store.txn((), [Put(key=keys.LOOK, value=keys.dump(4))])
+        assert step_of(await watching.until(lambda view: view.look == 4), "n0008") == 3
+        await watching.say("n0000", 9)
+        await watching.until(lambda view: view.own is not None and view.own.step == 9)
+        await ended(task)
+
+    asyncio.run(seen())
+
+
+def test_what_was_told_with_other_news_is_not_told_again() -> None:
+    async def seen() -> None:
+        watching = Watching(MANY, gather_s=0.5)
+        task = await watching.begin()
+        await watching.say("n0008", 3)
+        await watching.store.txn((), [Put(key=keys.LOOK, value=keys.dump(4))])
+        await watching.until(lambda view: view.look == 4)
+        told = len(watching.views)
+        await asyncio.sleep(1.0)
+        assert len(watching.views) == told
+        await ended(task)
+
+    asyncio.run(seen())
+
+
+def test_who_watches_few_is_told_of_each_of_their_news_as_it_comes() -> None:
+    async def seen() -> None:
+        watching = Watching(MANY - 1, gather_s=3600.0)
+        task = await watching.begin()
+        await watching.say("n0008", 3)
+        await watching.until(lambda view: step_of(view, "n0008") == 3)
+        await ended(task)
 
     asyncio.run(seen())
 

@@ -157,7 +157,7 @@ def _paced(scene: Scene, lead: Lead) -> Lead:
         return lead
     fresh = {}
     for record in scene.doing[Work.TRAINING]:
-        before = lead.read.get(record.member.node)
+        before = lead.read.get(record.member.node) if record.pace else None
         if record.pace and (before is None or before.pace != record.pace):
             fresh[record.member.node] = record.pace
     if not fresh:

@@ -140,7 +140,8 @@ def moved(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN or not scene.settings.means.in_place:
         return None
-    gone = tuple(seat.member for seat in plan.seats if scene.vault_of(seat) != seat.vault)
+    of = zip(plan.seats, scene.ranked, strict=True)
+    gone = tuple(s.member for s, r in of if r and r.vault != s.vault and scene.vault_of(s) != s.vault)
     if not gone:
         return None
     cause = Cause(why=Why.VAULT_MOVED, who=gone)

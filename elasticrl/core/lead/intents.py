@@ -107,6 +107,8 @@ def _forms_to_save(scene: Scene) -> Move | None:
 def finished(scene: Scene) -> Move | None:
     """All steps are made, and the last is on disk."""
     plan = scene.plan
+    if not scene.doing[Work.DONE]:
+        return None
     # (Those whom the plan only adds make no step any more.)
     awaited = {seat.member for seat in plan.seats if not plan.grows or seat.born < plan.generation} if plan else set()
     if plan is None or not awaited or not awaited <= {record.member for record in scene.doing[Work.DONE]}:

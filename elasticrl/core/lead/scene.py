@@ -7,7 +7,7 @@ Long because it is one list of facts, a few lines each, that are derived from ea
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -89,10 +89,17 @@ class Scene:
     @cached_property
     def records(self) -> Mapping[str, Record]:
         """Everybody's record, by node. One of a life before the seated one's is none: a store that was set back shows those."""
-        records, seats = self.view.records or {}, self.plan.seats if self.plan else ()
-        members = (seat.member for seat in seats if seat.member.node in records)
-        old = {m.node for m in members if records[m.node].member.incarnation < m.incarnation}
+        records, plan = self.view.records or {}, self.plan
+        if plan is None:
+            return records
+        of = zip(plan.seats, map(records.get, plan.seated), strict=True)
+        old = {s.member.node for s, record in of if record and record.member.incarnation < s.member.incarnation}
         return {node: record for node, record in records.items() if node not in old} if old else records
+
+    @cached_property
+    def ranked(self) -> tuple[Record | None, ...]:
+        """What each seat's node says of itself, in rank order. (One pass over all, without a word of Python for each.)"""
+        return tuple(map(self.records.get, self.plan.seated)) if self.plan else ()
 
     @cached_property
     def stop_answered(self) -> bool:
@@ -116,8 +123,8 @@ class Scene:
     @cached_property
     def held(self) -> Mapping[str, Quarantine]:
         """Quarantines that apply, by node."""
-        running = {node: record.member for node, record in self.records.items()}
-        return {node: q for node, q in (self.view.quarantines or {}).items() if q.binds(running.get(node))}
+        records, quarantines = self.records, self.view.quarantines or {}
+        return {n: q for n, q in quarantines.items() if q.binds(records[n].member if n in records else None)}
 
     @cached_property
     def apart(self) -> Mapping[str, frozenset[str]]:
@@ -182,7 +189,7 @@ class Scene:
     @cached_property
     def seated(self) -> tuple[str, ...]:
         """The nodes of the present plan, in rank order."""
-        return tuple(seat.member.node for seat in self.plan.seats) if self.plan else ()
+        return self.plan.seated if self.plan else ()
 
     @cached_property
     def settled(self) -> bool:
@@ -193,25 +200,37 @@ class Scene:
         """
         if self.plan is None or self.sealed_here:
             return self.plan is not None
-        made = any(record.step for seat in self.plan.seats if (record := self.record_of(seat)))
+        made = any(record.step for record in self.ranked if record)
         return self.trained and not made  # nothing that could be lost; torchrun's workers tell of no steps
 
     @cached_property
     def sealed_here(self) -> bool:
         """Has a step been sealed in this generation, as its members tell? That stays true whoever is lost afterwards."""
-        seats, generation = (self.plan.seats, self.plan.generation) if self.plan else ((), 0)
-        laps = (record.lap for seat in seats if (record := self.record_of(seat)))
+        generation = self.plan.generation if self.plan else 0
+        laps = (record.lap for record in self.ranked if record)
         return self.made >= generation or any(lap is not None and lap.generation >= generation for lap in laps)
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
-        """One for each seat of the present plan, in rank order."""
-        return tuple(self._fate(seat) for seat in self.plan.seats) if self.plan else ()
+        """One for each seat of the present plan, in rank order. (Of thousands most go on, for which `_fate` is not asked.)"""
+        seats = self.plan.seats if self.plan else ()
+        if self.plan is None or self.plan.phase is Phase.HOLD:
+            return tuple(map(self._fate, seats))
+        suspect = {*self.conviction.guilty, *self.held}
+
+        def goes_on(seat: Seat, record: Record) -> bool:
+            life, node = seat.member.incarnation, seat.member.node
+            if record.member.incarnation != life or record.leaving or node in suspect or record.work is Work.FAILED:
+                return False
+            return record.born in (0, seat.born)
+
+        of = zip(seats, self.ranked, strict=True)
+        return tuple(Fate(seat=s) if record and goes_on(s, record) else self._fate(s) for s, record in of)
 
     @cached_property
     def missing(self) -> int:
         """How many seats' nodes have no record."""
-        return sum(seat.member.node not in self.records for seat in self.plan.seats) if self.plan else 0
+        return sum(record is None for record in self.ranked)
 
     @property
     def lapsed(self) -> bool:
@@ -300,7 +319,18 @@ class Scene:
     @cached_property
     def candidates(self) -> tuple[Record, ...]:
         """Who could take a seat now, by name."""
-        return tuple(sorted(filter(self.ready, self.records.values()), key=lambda record: record.member))
+        ready = filter(self.ready, self._seatless)
+        return tuple(sorted(ready, key=lambda record: (record.member.node, record.member.incarnation)))
+
+    @property
+    def _seatless(self) -> Iterable[Record]:
+        """Among whom those are to be found who could take a seat: of a plan that is held, among all."""
+        plan, records = self.plan, self.records
+        if plan is None or plan.phase is Phase.HOLD:
+            return records.values()
+        others = (records[node] for node in records.keys() - set(plan.seated))
+        reborn = (r for s, r in zip(plan.seats, self.ranked, strict=True) if r and r.member is not s.member)
+        return (*others, *reborn)
 
     def ready(self, record: Record) -> bool:
         """Warm, willing and trusted, and not seated already. (In this order: of thousands, most are seated.)"""
@@ -338,18 +368,16 @@ class Scene:
         record = self.record_of(seat)
         return record.vault if record and record.member == seat.member and record.vault else seat.vault
 
-    @property
+    @cached_property
     def newest(self) -> int:
         """The newest step that the seats have told of, or that is on disk."""
-        records = map(self.record_of, self.plan.seats if self.plan else ())
-        return max((self.view.committed, *(record.step for record in records if record)))
+        return max((self.view.committed, *(record.step for record in self.ranked if record)))
 
     @property
     def progressed(self) -> bool:
         """Have the seats made steps that are not on disk, or does a log of theirs say so?"""
         plan = self.plan
-        records = [record for seat in plan.seats if (record := self.record_of(seat))] if plan else []
-        told = any(record.milestone for record in records if plan and record.generation == plan.generation)
+        told = any(r.milestone for r in self.ranked if plan and r and r.generation == plan.generation)
         return told or self.newest > self.view.committed
 
     @property
@@ -357,8 +385,7 @@ class Scene:
         """Have the seats made steps that are not on disk, though the runtime could save them?"""
         if not self.settings.means.commits:
             return False
-        records = map(self.record_of, self.plan.seats if self.plan else ())
-        return any(record is not None and self.view.committed < record.step for record in records)
+        return any(record is not None and self.view.committed < record.step for record in self.ranked)
 
     @property
     def spares(self) -> tuple[Record, ...]:
@@ -371,9 +398,9 @@ class Scene:
     def doing(self) -> Mapping[Work, tuple[Record, ...]]:
         """What the seats' nodes report under the present generation, in rank order. (One pass over all, for every rule.)"""
         found: dict[Work, list[Record]] = {work: [] for work in Work}
-        for seat in self.plan.seats if self.plan else ():
-            record = self.record_of(seat)
-            if record and self.plan and record.generation == self.plan.generation:
+        here = self.plan.generation if self.plan else 0
+        for record in self.ranked:
+            if record is not None and record.generation == here:
                 found[record.work].append(record)
         return {work: tuple(records) for work, records in found.items()}
 
@@ -550,7 +577,8 @@ class Scene:
         """This seat with where its node's daemon and vault are now: who is let in knows them by the plan alone."""
         record = self.record_of(seat)
         beat = record.beat if record and record.member == seat.member and record.beat else seat.beat
-        return replace(seat, vault=self.vault_of(seat), beat=beat)
+        vault = self.vault_of(seat)
+        return seat if (vault, beat) == (seat.vault, seat.beat) else replace(seat, vault=vault, beat=beat)
 
     def train(
         self, seats: tuple[Seat, ...], *causes: Cause, rung: Rung, strike: Strike | None = None, saves: bool = False
@@ -666,6 +694,8 @@ def seat_for(record: Record, born: int) -> Seat:
 TIMELESS = frozenset(
     {
         "records",
+        "ranked",
+        "newest",
         "conviction",
         "held",
         "apart",

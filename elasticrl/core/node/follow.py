@@ -4,6 +4,7 @@ The idea: each rule compares what should be with what is and wishes for the diff
 asked before; a wish that came true no longer arises.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -30,7 +31,7 @@ from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.policy import Act
 from elasticrl.core.node import dossier
 from elasticrl.core.node.invariants import check_commit
-from elasticrl.core.node.state import State, Wish
+from elasticrl.core.node.state import NOTHING, State, Wish
 from elasticrl.core.node.suspect import lives, probe_turns, watched
 
 NO_WORKERS = Workers(now=-inf)
@@ -47,7 +48,9 @@ REPORTS_PER_S = (
 # A renewal is decided on so much early, and sent at the next multiple of that by the wall clock: those of thousands of members
 # come in bunches then, which costs the store less.
 TOGETHER_S = 0.1
-ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+_record: Callable[..., Record] = Record
+# No set: an enum's hash is a call, and this is asked several times at each event.
+ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
 def workers_of(state: State) -> Workers:
@@ -124,15 +127,9 @@ def record_of(state: State, now: float) -> Record:
     # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
     # So is that a gang that is to grow has parted, or is there, and that a program loads, once that takes a while: who waits is
     # decided by that.
-    marked = {OUTSIDE, *([MEETING] if plan and plan.grows else [])}
-    if now >= state.adopted + LOADS_S:
-        marked.add(LOADING)
-    turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
-    near = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
-    accused = lives(plan, state.suspects.intersection(near))
-    card = state.card
-    record = workers.into(
-        Record,
+    turned = own is not None and own.phase != workers.phase and _marks(state, plan, {own.phase, workers.phase}, now)
+    card, probed = state.card, state.probed if state.probed and state.probed.generation == here else None
+    said = workers.beside(
         member=card.member,
         slots=card.slots,
         beat=card.beat,
@@ -158,24 +155,38 @@ def record_of(state: State, now: float) -> Record:
         saved=0,  # of these nobody but this node decides
         manifest="",
         restore_s=0.0,
-        suspects=tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items())),
-        unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
-        answered=here if state.probed and state.probed.generation == here else 0,
-        probing=state.probed.more if state.probed and state.probed.generation == here else False,
-        probed=state.probed.results if state.probed and state.probed.generation == here else (),
-        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
+        suspects=_accused(state, plan) if state.suspects else (),
+        unreachable=probed.unreachable if probed else None,
+        answered=here if probed else 0,
+        probing=probed.more if probed else False,
+        probed=probed.results if probed else (),
+        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0)
+        if state.evidence
+        else (),
         looked=state.looked,
-        advice=_advice(state),
+        advice=_advice(state) if state.lead else (),
         needs=state.settings.membership.min_nodes,
         tested=state.trial.found if state.trial else 0,
         reached=state.trial.reached if state.trial else (),
         leaving=bool(state.leaving),
     )
     # A newer beat alone is worth no write; when something else is written, it and the step go along.
-    newer = own is not None and record.beat_at != own.beat_at
-    if record == own or (newer and own is not None and replace(record, beat_at=own.beat_at) == own):
-        return own if own is not None else record
-    return record if told is workers else replace(record, **_newest(workers))
+    if own is not None and own.says(said):
+        return own
+    return _record(**(said if told is workers else said | _newest(workers)))
+
+
+def _marks(state: State, plan: Plan | None, phases: set[str], now: float) -> bool:
+    """Is one of these a phase that others are told of at once?"""
+    loads = LOADING in phases and now >= state.adopted + LOADS_S
+    return OUTSIDE in phases or (MEETING in phases and plan is not None and plan.grows) or loads
+
+
+def _accused(state: State, plan: Plan | None) -> tuple[str, ...]:
+    """Neighbours whose beats this node does not hear, each with its life."""
+    near = watched(plan, state.me, state.settings.membership.neighbours)
+    accused = lives(plan, state.suspects.intersection(near))
+    return tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items()))
 
 
 def _stall(workers: Workers, told: Workers | Record) -> Stall | None:
@@ -241,7 +252,7 @@ def belong(state: State, now: float) -> Wish:
     report_at = inf
     if lease_held(state, now) and state.met is not None:
         record = record_of(state, now)
-        if record != state.view.own:
+        if record is not state.view.own:
             actions.append(Publish(record=record))
         elif (record.step, record.phase) != (workers_of(state).step, workers_of(state).phase):
             # Found by simulation: waking for what has not changed is spinning.
@@ -297,10 +308,11 @@ def tries(state: State, now: float) -> Wish:
     """
     plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
     if plan is None or barred is None or not barred.cuts:
-        return Wish()
+        return NOTHING
     if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
         return Wish()
-    targets = {seat.member.node: seat.beat for seat in plan.ring if seat.member.node in barred.peers}
+    ends = sorted(barred.peers & plan.place.keys(), key=plan.place.__getitem__)
+    targets = {node: plan.ring[plan.place[node]].beat for node in ends}
     known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
     out = sorted(targets.keys() - (known.reached if known else ()))
     reason = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
@@ -310,7 +322,7 @@ def tries(state: State, now: float) -> Wish:
         pause_s = min(max(settings.timeouts.confirm_s, (known.at - known.since) / 8), settings.health.quarantine_s)
         if now < known.at + pause_s:
             return Wish(wake_at=known.at + pause_s, reason=reason)
-    doors = {seat.member.node: seat.vault for seat in plan.ring if seat.member.node in targets and seat.vault}
+    doors = {node: vault for node in ends if (vault := plan.ring[plan.place[node]].vault)}
     return Wish((Try(found=barred.found, targets=targets, doors=doors),), reason=reason)
 
 

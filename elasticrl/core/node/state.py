@@ -168,3 +168,6 @@ class Wish:
     actions: tuple[Action, ...] = ()
     wake_at: float = inf
     reason: str = ""
+
+
+NOTHING = Wish()

@@ -78,23 +78,25 @@ class Detector:
         """A beat came."""
         if node not in self.peers:
             return self
-        return replace(
-            self, peers={**self.peers, node: replace(self.peers[node], last=now, doubted=None, refused=False)}
-        )
+        known = self.peers[node]
+        return self._knowing(node, Heard(life=known.life, last=now, suspected=known.suspected))
 
     def doubt(self, node: str, now: float) -> "Detector":
         """A worker's connection to this node broke: unless a beat comes at once, that is proof."""
         peer = self.peers.get(node)
         if peer is None or peer.doubted is not None:
             return self
-        return replace(self, peers={**self.peers, node: replace(peer, doubted=now)})
+        return self._knowing(node, replace(peer, doubted=now))
 
     def gone(self, node: str) -> "Detector":
         """Proof that a doubted neighbour will not answer: no more waiting for it. One that nobody doubts is left alone."""
         peer = self.peers.get(node)
         if peer is None or peer.doubted is None:
             return self
-        return replace(self, peers={**self.peers, node: replace(peer, refused=True)})
+        return self._knowing(node, replace(peer, refused=True))
+
+    def _knowing(self, node: str, heard: Heard) -> "Detector":
+        return Detector(settings=self.settings, peers={**self.peers, node: heard}, doubt_s=self.doubt_s)
 
     def limit(self, peer: Heard) -> float:
         """Until when this neighbour's silence is taken for chance."""
@@ -220,7 +222,8 @@ def conviction(view: View, reach: int) -> Conviction:
             if str(Member(node=node, incarnation=life)) in record.suspects and not reborn(node):
                 yield node
 
-    return convict(((r.member.node, other) for r in records.values() for other in accused(r)), watchers)
+    accusers = [record for record in records.values() if record.suspects]  # of thousands, few
+    return convict(((r.member.node, other) for r in accusers for other in accused(r)), watchers)
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
