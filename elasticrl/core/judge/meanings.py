@@ -352,6 +352,8 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
     Sign.DISK_FULL: _ENDS, Sign.DISK_BROKEN: _ENDS, Sign.SHM_FULL: _ENDS, Sign.RESOURCE_LIMIT: _ENDS,
     Sign.HOST_MEMORY: _STARVED, Sign.OOM_KILLED: _STARVED,
 }  # fmt: skip
+#: What any other cause explains: how a process ended.
+ENDS = frozenset({Sign.KILLED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
 SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
 #: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
