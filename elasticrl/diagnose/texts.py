@@ -625,7 +625,7 @@ ENDS: tuple[Text, ...] = (
     Text("TaintManagerEviction", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
     Text("DeletionByTaintManager", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
     Text("fulfill resource request", _K.LIMIT, _S.SETTING, r"No available node types can fulfill resource request.{0,60}", detail="Ray", family="sched"),
-    Text("Batch job submission failed", _K.LIMIT, _S.SETTING, r"Batch job submission failed: .{0,80}", family="sched"),
+    Text("Batch job submission failed", _K.LIMIT, _S.SETTING, r"Batch job submission failed: (?!Unable to contact|Socket timed|Zero Bytes).{0,80}", family="sched"),
     Text("node_registration", _K.LIMIT, _S.SETTING, r"_slurm_rpc_node_registration node=\S{1,60}: Invalid argument", detail="slurm.conf differs from the hardware", family="sched"),
     Text("Low RealMemory", _K.LIMIT, _S.SETTING, detail="slurm.conf differs from the hardware", family="sched"),
     Text("FailedCreatePod", _K.LIMIT, _S.SETTING, r"FailedCreatePod\b.{0,160}", family="sched"),

@@ -122,6 +122,11 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Compare the setting that the line names with the number of nodes and GPUs, and with the job's limits.",
         "the same settings work on the same nodes", depth=1, soft=True,
     ),
+    Sign.DAMAGED: Meaning(
+        Fault.DISK, _LOW, "read a file that seems to be damaged",
+        "Compare the size and the hash of that file with its source's; a download or a save that broke off leaves such files.",
+        "the file is whole: then it is another kind of file, or the program reads it wrongly", depth=1, soft=True,
+    ),
     Sign.CRAMPED: Meaning(
         Fault.OOM_GPU, _LOW, "could not start a library on its GPU, most often for lack of memory",
         "Look how much of the GPU's memory is used, and by whom; then compare the library's version with the driver.",
