@@ -9,7 +9,7 @@ Without `--kinds` a script trains, and a step with both a lane and a shard's upd
 step that has neither, so a machine whose speed changes is slow for both. What the two cost at the default rate is that ratio,
 less 1, by the rate. With as many lanes as workers a lane is all that a worker computes in a step: nothing costs more.
 
-With `--kinds` a PPO job trains (bench/ppo.py's, with a reference and a reward model), and each audit is timed where it is done.
+With `--kinds` a small PPO job trains, with a reference and a reward model, and each audit is timed where it is done.
 All ranks are in it, and who comes first waits, so it took what it took the rank that came last. What a step has less its audits
 is the step. A kind's cost is its time, by how often a step may have it, by the rate. The same in processor seconds of all ranks
 does not depend on what else the machine does.
@@ -18,6 +18,7 @@ does not depend on what else the machine does.
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -42,6 +43,7 @@ RATE, SEED = "1/2", 7
 WIDTH, LAYERS, ROWS = 384, 6, 64
 GOAL = 1.01
 WARM_UP = 2
+BATCH, TOKENS = 32, 24
 Cost = tuple[float, float]  # seconds, and seconds of a processor
 
 
@@ -210,16 +212,31 @@ def work_at_kinds() -> None:
     ppo.main()
 
 
+def small(folder: Path) -> dict[str, Any]:
+    """A PPO job of about a million parameters a model, with a reference, a critic and a reward model."""
+    from elasticrl.ppo import tiny
+
+    chance = random.Random(7)
+    rows = ["".join(chance.choice("0123456789") for _ in range(TOKENS)) for _ in range(2048)]
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
+    shape = {"hidden": 192, "layers": 4, "heads": 4, "positions": 4 * TOKENS}
+    return {
+        "ppo": {"batch": BATCH, "mini_batch": BATCH, "epochs": 2, "micro_tokens": 4 * 2 * TOKENS, "kl": {"coef": 0.05}},
+        "model": {"path": tiny.write(folder / "actor", **shape)},
+        "reward": {"model": tiny.write(folder / "reward", **shape, seed=1, kind="reward")},
+        "rollout": {"max_tokens": TOKENS},
+        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": TOKENS, "chat_template": False},
+        "lanes": {"digest": "sample"},
+    }
+
+
 def kinds(world: int, lanes: int, steps: int) -> list[list[dict[str, Any]]]:
     """What each rank has told of each step."""
     sys.path.insert(0, str(ROOT / "tests" / "runtime"))
     from gang_kit import Nodes
 
-    from bench.ppo import configuration, models
-
     with tempfile.TemporaryDirectory(prefix="elasticrl-audit-") as folder:
-        job = models(Path(folder), "ppo", "equal")
-        conf = configuration(job) | {"audit": {"lanes": RATE}, "timeouts": {"collective": "15m"}}
+        conf = small(Path(folder)) | {"audit": {"lanes": RATE}, "timeouts": {"collective": "15m"}}
         where = Path(folder, "gang")
         with Nodes(where, steps=steps, lanes=lanes, program="bench.audit", conf=conf, copies=1) as gang:
             gang.env = {TIMES: f"{folder}/times", KINDS: "1"}

@@ -253,7 +253,6 @@ MACHINE: tuple[Text, ...] = (
     Text("log I/O error", _K.DISK, _S.DISK_BROKEN, r"log I/O error -\d{1,4}", detail="XFS", family="disk"),
     Text("rbd", _K.DISK, _S.DISK_BROKEN, r"rbd: rbd\d{1,4}: .{0,60}(?:result|error) -\d{1,4}", detail="Ceph", family="disk"),
     Text("ptlrpc_expire_one_request", _K.DISK, _S.DISK_BROKEN, detail="Lustre: a server does not answer", family="disk"),
-    Text("Error while deserializing header", _K.EXCEPTION, _S.MISTAKE, detail="a file of weights that is damaged or none", family="exception"),
     Text("PytorchStreamReader failed", _K.DISK, _S.DISK_BROKEN, r"PytorchStreamReader failed (?:reading|finding|locating).{0,60}", detail="a checkpoint that is cut or damaged", family="disk"),
     Text("MetadataIncompleteBuffer", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is cut", family="disk"),
     Text("InvalidHeaderDeserialization", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is damaged", family="disk"),
