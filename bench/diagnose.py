@@ -163,8 +163,9 @@ def main() -> None:
                 )
                 print(f"        {each.verdict.cause}")
     print(confusion(found))
-    known = share(knowable(found), "right")
-    print(f"\nright {share(found, 'right'):.1%}, confidently wrong {share(found, 'sure'):.1%}; right where a cause can be known {known:.1%}")
+    known = knowable(found)
+    print(f"\nright {share(found, 'right'):.1%}, confidently wrong {share(found, 'sure'):.1%}")
+    print(f"where a cause can be known: right {share(known, 'right'):.1%} of {len(known)}")
     for family, row in counted(found)["families"].items():  # type: ignore[attr-defined]
         print(f"  {family:12}" + ", ".join(f"{row[outcome]} {outcome}" for outcome in OUTCOMES if outcome in row))
 

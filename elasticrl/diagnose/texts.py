@@ -40,7 +40,7 @@ MACHINE: tuple[Text, ...] = (
     Text("local storage usage exceeds", _K.DISK, _S.DISK_FULL, r"ephemeral local storage usage exceeds.{0,80}", family="mem"),
     Text("low on resource: memory", _K.OOM_KILLER, _S.OOM_KILLED, r"node was low on resource: memory.{0,160}", detail="evicted for memory", family="oomk"),
     Text("low on resource", _K.DISK, _S.DISK_FULL, r"node was low on resource: ephemeral-storage", detail="evicted for local storage", family="mem"),
-    Text("etermine the device handle", _K.XID, _S.GPU_BROKEN, r"Unable to determine the device handle for GPU.{0,60}", detail="nvidia-smi cannot reach a GPU",
+    Text("the device handle", _K.XID, _S.GPU_BROKEN, r"Unable to (?:determine|detect) the device handle for GPU.{0,60}", detail="nvidia-smi cannot reach a GPU",
          family="xid"),
     Text("fallen off the bus", _K.XID, _S.GPU_BROKEN, r"(?:Xid.{0,60})?fallen off the bus", detail="GPU off the bus", family="xid"),
     Text("is lost", _K.XID, _S.GPU_BROKEN, r"GPU is lost|Unable to determine the device handle for GPU.{0,60}GPU is lost",
