@@ -98,6 +98,11 @@ def share(found: Sequence[Judged], outcome: str) -> float:
     return sum(each.outcome == outcome for each in found) / max(len(found), 1)
 
 
+def knowable(found: Sequence[Judged]) -> list[Judged]:
+    """Those whose cause can be known."""
+    return [each for each in found if each.excerpt.proven is not Fault.UNKNOWN]
+
+
 def counted(found: Sequence[Judged]) -> Mapping[str, object]:
     """For JSON."""
     families: dict[str, Counter[str]] = defaultdict(Counter)
@@ -108,6 +113,7 @@ def counted(found: Sequence[Judged]) -> Mapping[str, object]:
     return {
         "excerpts": len(found),
         "threads": len({each.excerpt.source for each in found}),
+        "knowable": {outcome: sum(each.outcome == outcome for each in knowable(found)) for outcome in OUTCOMES},
         "outcomes": {outcome: sum(each.outcome == outcome for each in found) for outcome in OUTCOMES},
         "families": {family: dict(row) for family, row in sorted(families.items())},
         "table": {proven: dict(row) for proven, row in sorted(table.items())},
@@ -157,7 +163,9 @@ def main() -> None:
                 )
                 print(f"        {each.verdict.cause}")
     print(confusion(found))
+    known = knowable(found)
     print(f"\nright {share(found, 'right'):.1%}, confidently wrong {share(found, 'sure'):.1%}")
+    print(f"where a cause can be known: right {share(known, 'right'):.1%} of {len(known)}")
     for family, row in counted(found)["families"].items():  # type: ignore[attr-defined]
         print(f"  {family:12}" + ", ".join(f"{row[outcome]} {outcome}" for outcome in OUTCOMES if outcome in row))
 

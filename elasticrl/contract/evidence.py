@@ -117,6 +117,7 @@ class Sign(StrEnum):
     CUT_OFF = "cut_off"  # a traceback that breaks off before it says what was raised
     MISFIT = "misfit"  # one library does not fit another, or the program does not fit it
     UNSUITED = "unsuited"  # the settings, or the place it runs in, do not suit it
+    DAMAGED = "damaged"  # a file that is cut, or is not what its name says
     CRAMPED = "cramped"  # the words in which a library says that a GPU's memory was not enough, and other things
     OUTSIDE = "outside"  # a server outside of the cluster
     UNMET = "unmet"  # not all came to a rendezvous in time

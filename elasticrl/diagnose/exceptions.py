@@ -12,7 +12,7 @@ from elasticrl.contract.evidence import Sign
 
 #: An exception's last line, as Python prints it.
 EXCEPTION: Final = re.compile(
-    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))"
+    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}(?:[A-Z]\w{1,50}(?:Error|Exception|Interrupt)|Exception))"
     r"(?:: ?(?P<said>.{0,300})|(?:\(\))?\s*$)"
 )
 #: The same of any type, which is looked for only right after a frame of a traceback.
@@ -67,6 +67,7 @@ _VERSION: Final = re.compile(
 #: Settings of launchers and of how a job is cut among ranks.
 _PLACE: Final = re.compile(
     r"\bport\b|\b[Ee]nv(?:iron(?:ment)?)? ?var(?:iable)?|MASTER_|VISIBLE_DEVICES|LOCAL_RANK|local_rank|WORLD_SIZE|ulimit|"
+    r"[Dd]eep[Ss]peed config|main_process_(?:ip|port)|device_map|ifname|[Nn]o (?:GPU resources|slots) available|"
     r"[Hh]ost ?(?:name|file)|[Pp]ermission|\bnum_(?:machines|nodes|processes)\b|"
     r"\b(?:nnodes|nproc_per_node|node_rank|ngpus?|gpu_ids)\b|"
     r"[Nn]umber of (?:GPUs|gpus|devices|processes|nodes|ranks|workers)|[Ww]orld.?[Ss]ize|\b(?:tp|pp|dp|cp|ep|sp)_size\b|"

@@ -266,7 +266,8 @@ class Parser:
             prefix=prefix,
             hit=b"NCCL INFO" not in raw
             or any(map(raw.replace(b"NCCL INFO", b"").__contains__, ALL_WORDS))
-            or _RETURNED.search(raw) is not None,
+            or _RETURNED.search(raw) is not None
+            or b"lo:127." in raw,
         )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:

@@ -40,7 +40,7 @@ MACHINE: tuple[Text, ...] = (
     Text("local storage usage exceeds", _K.DISK, _S.DISK_FULL, r"ephemeral local storage usage exceeds.{0,80}", family="mem"),
     Text("low on resource: memory", _K.OOM_KILLER, _S.OOM_KILLED, r"node was low on resource: memory.{0,160}", detail="evicted for memory", family="oomk"),
     Text("low on resource", _K.DISK, _S.DISK_FULL, r"node was low on resource: ephemeral-storage", detail="evicted for local storage", family="mem"),
-    Text("etermine the device handle", _K.XID, _S.GPU_BROKEN, r"Unable to determine the device handle for GPU.{0,60}", detail="nvidia-smi cannot reach a GPU",
+    Text("the device handle", _K.XID, _S.GPU_BROKEN, r"Unable to (?:determine|detect) the device handle for GPU.{0,60}", detail="nvidia-smi cannot reach a GPU",
          family="xid"),
     Text("fallen off the bus", _K.XID, _S.GPU_BROKEN, r"(?:Xid.{0,60})?fallen off the bus", detail="GPU off the bus", family="xid"),
     Text("is lost", _K.XID, _S.GPU_BROKEN, r"GPU is lost|Unable to determine the device handle for GPU.{0,60}GPU is lost",
@@ -68,7 +68,8 @@ MACHINE: tuple[Text, ...] = (
         Text(word, _K.XID, _S.GPU_BROKEN, rf"\b{word}(?: [Ee]rror)?(?: [Cc]ode)?\W{{1,3}}(?P<code>{_HARD_XIDS})\b", detail="Xid", family="xid")
         for word in ("XID", "Xid")
     ),
-    Text("NVRM", _K.XID, _S.GPU_BROKEN, r"RmInitAdapter failed", detail="the driver cannot start the GPU", family="xid"),
+    Text("open kernel modules", _K.XID, _S.VERSIONS, r"requires use of the NVIDIA open kernel modules", detail="the GPU needs the open kernel modules", family="xid"),
+    Text("RmInitAdapter", _K.XID, _S.GPU_SUSPECT, r"RmInitAdapter(?:: Cannot| failed).{0,60}", detail="the driver cannot start the GPU", family="xid"),
     Text("uncorrectable hardware errors", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}uncorrectable hardware errors", family="amd"),
     Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"GPU reset (?:begin|\(\d|failed)|ring \w{1,20} timeout|device lost from bus", family="amd"),
 
@@ -238,6 +239,7 @@ MACHINE: tuple[Text, ...] = (
     Text("nput/output error", _K.XID, _S.GPU_SUSPECT, r"/dev/(?:nvidia|kfd|dri)\S{0,30}.{0,80}[Ii]nput/output error", detail="the GPU's device", family="disk"),
     Text("Killed process ", _K.OOM_KILLER, _S.OOM_KILLED, r"Killed process \d{1,9},? .{0,60}total-vm", family="oomk"),
     # Disk.
+    Text("No space left on device", _K.LIMIT, _S.SETTING, r"(?:hfi\d?_|assign_context|psm\d_|PSM\d|\bibv_|rdma_|\bfi_\w|ucp_|uct_).{0,120}No space left on device", detail="the network card has no more room", family="mem"),
     Text("No space left on device", _K.DISK, _S.DISK_FULL, family="mem"),
     Text("uota exceeded", _K.DISK, _S.DISK_FULL, r"[Dd]isk quota exceeded", family="mem"),
     Text("ead-only file system", _K.DISK, _S.DISK_BROKEN, family="disk"),
@@ -251,7 +253,6 @@ MACHINE: tuple[Text, ...] = (
     Text("log I/O error", _K.DISK, _S.DISK_BROKEN, r"log I/O error -\d{1,4}", detail="XFS", family="disk"),
     Text("rbd", _K.DISK, _S.DISK_BROKEN, r"rbd: rbd\d{1,4}: .{0,60}(?:result|error) -\d{1,4}", detail="Ceph", family="disk"),
     Text("ptlrpc_expire_one_request", _K.DISK, _S.DISK_BROKEN, detail="Lustre: a server does not answer", family="disk"),
-    Text("Error while deserializing header", _K.EXCEPTION, _S.MISTAKE, detail="a file of weights that is damaged or none", family="exception"),
     Text("PytorchStreamReader failed", _K.DISK, _S.DISK_BROKEN, r"PytorchStreamReader failed (?:reading|finding|locating).{0,60}", detail="a checkpoint that is cut or damaged", family="disk"),
     Text("MetadataIncompleteBuffer", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is cut", family="disk"),
     Text("InvalidHeaderDeserialization", _K.DISK, _S.DISK_BROKEN, detail="a file of weights that is damaged", family="disk"),
@@ -623,7 +624,7 @@ ENDS: tuple[Text, ...] = (
     Text("TaintManagerEviction", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
     Text("DeletionByTaintManager", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node was given up", family="end"),
     Text("fulfill resource request", _K.LIMIT, _S.SETTING, r"No available node types can fulfill resource request.{0,60}", detail="Ray", family="sched"),
-    Text("Batch job submission failed", _K.LIMIT, _S.SETTING, r"Batch job submission failed: .{0,80}", family="sched"),
+    Text("Batch job submission failed", _K.LIMIT, _S.SETTING, r"Batch job submission failed: (?!Unable to contact|Socket timed|Zero Bytes).{0,80}", family="sched"),
     Text("node_registration", _K.LIMIT, _S.SETTING, r"_slurm_rpc_node_registration node=\S{1,60}: Invalid argument", detail="slurm.conf differs from the hardware", family="sched"),
     Text("Low RealMemory", _K.LIMIT, _S.SETTING, detail="slurm.conf differs from the hardware", family="sched"),
     Text("FailedCreatePod", _K.LIMIT, _S.SETTING, r"FailedCreatePod\b.{0,160}", family="sched"),
@@ -693,7 +694,7 @@ ENDS: tuple[Text, ...] = (
     Text("illed when", _K.EXIT, _S.KILLED, r"[Ww]orker (?:process )?died or was killed (?:while|when) executing.{0,40}", detail="a worker died",
          family="end", more=("illed while",)),
     Text("died or was killed", _K.EXIT, _S.KILLED, r"worker died or was killed while executing.{0,60}", detail="a worker died", family="end"),
-    Text("error raised in its creation task", _K.EXIT, _S.KILLED, detail="a worker died as it was made", family="end"),
+    Text("error raised in its creation task", _K.EXIT, _S.FAILED, detail="a worker failed as it was made", family="end"),
     Text("xit code", _K.EXIT, _S.KILLED, r"exit code:? -9\b", detail="SIGKILL", family="end"),
     Text("xit code", _K.EXIT, _S.CRASHED, r"exit code:? -(?P<code>11|7|4|8)\b", detail="signal", family="end"),
     Text("xit code", _K.EXIT, _S.ABORTED, r"exit code:? -6\b", detail="SIGABRT", family="end"),

@@ -8,7 +8,8 @@ With {"entry": 3} it is the third time that it enters the phase.
 
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 
-`$PPO_CACHE`, [node, step], flips the sign of a number in the cache of keys there as it generates, from that step on.
+`$PPO_CACHE`, [node, step, ever], flips the sign of a number in the cache of keys there as it generates, from that step on;
+without `ever` once.
 
 `$PPO_FROZEN`, [node, step, role], flips a bit of a weight of a frozen model there, before that step's phase of the same name.
 
@@ -48,6 +49,7 @@ actor_loss = Trainer.actor_loss
 here: list[Run] = []  # this worker's
 frozen: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()  # by role
 entered: Counter[str] = Counter()  # how often each phase was, since somebody wants to know
+flips: list[int] = []  # the steps in which the cache was wrong
 
 
 @contextmanager
@@ -80,10 +82,12 @@ def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int
 
 @contextmanager
 def flipping(engine: TorchEngine) -> Iterator[None]:
-    node, step = json.loads(os.environ.get("PPO_CACHE", '["", 0]'))
-    if node != os.environ["ELASTICRL_NODE"] or here[0].progress.step < step:
+    node, step, ever = json.loads(os.environ.get("PPO_CACHE", '["", 0, false]'))
+    over = bool(flips) and not ever
+    if node != os.environ["ELASTICRL_NODE"] or here[0].progress.step < step or over:
         yield
         return
+    flips.append(step)
     passes = iter(range(1 << 30))
 
     def flip(_module: nn.Module, _args: Any, out: Any) -> None:

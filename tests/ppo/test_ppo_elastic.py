@@ -267,23 +267,26 @@ def makes_drawn_lane(rank: int, world: int, what: str = "samples") -> int:
     return next(step for step in range(2, STEPS) if owner(step) == rank)
 
 
+@pytest.mark.parametrize("ever", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["ever", "once"])
+@pytest.mark.parametrize("world", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_node_whose_cache_is_wrong_as_it_generates_is_named_and_nobody_trains_on_its_samples(
-    tmp_path: Path, conf, undisturbed
+    tmp_path: Path, conf, undisturbed, world: int, *, ever: bool
 ) -> None:
-    step = makes_drawn_lane(1, 3)
+    step = makes_drawn_lane(1, world)
+    others = [f"n{i}" for i in range(world) if i != 1]
     with nodes(tmp_path, {**conf, "audit": {"lanes": "1"}}, program="ppo_ends") as gang:
-        gang.env["PPO_CACHE"] = json.dumps(["n1", step])
-        gang.plan("n0", "n1", "n2")
+        gang.env["PPO_CACHE"] = json.dumps(["n1", step, ever])
+        gang.plan(*sorted([*others, "n1"]))
         bad = gang.workers["n1"]
         bad.process.join(120)
         assert bad.process.exitcode == 1, bad.text[-2000:]
         assert f"of step {step} came to different results" in bad.text
         assert "Miscomputed: the samples of lane " in bad.text
-        for node in ("n0", "n2"):
+        for node in others:
             assert "that of rank 1 (n1) stands alone" in gang.workers[node].text
             assert gang.workers[node].process.exitcode is None
         gang.kill_worker("n1")
-        gang.plan("n0", "n2")
+        gang.plan(*others)
         gang.until_done()
         assert outcome(gang) == undisturbed
 

@@ -15,6 +15,19 @@ from elasticrl.diagnose.texts import TEXTS
 
 #: (line as a program prints it, its sign, the class if nothing else is known)
 LINES = [
+    ("EOFError: Ran out of input", Sign.DAMAGED, Fault.DISK),
+    ("zipfile.BadZipFile: File is not a zip file", Sign.DAMAGED, Fault.DISK),
+    ("[ 512.2] BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 34s!", Sign.HOST_STUCK, Fault.HOST_HANG),
+    ("[ 512.2] rcu: rcu_sched kthread starved for 5250 jiffies! g1 f0x0", Sign.HOST_STUCK, Fault.HOST_HANG),
+    ("[ 512.2] i915 0000:03:00.0: [drm] GPU HANG: ecode 12:1:85dffffb, in python3", Sign.GPU_SUSPECT, Fault.GPU_FAULT),
+    ("Unable to detect the device handle for GPU0000:B1:00.0: Unknown Error", Sign.GPU_BROKEN, Fault.GPU_FAULT),
+    ("[ 512.2] swiotlb buffer is full (sz: 65536 bytes), total 32768 (slots)", Sign.UNSUITED, Fault.CONFIG),
+    ("   Reason=JobLaunchFailure Dependency=(null)", Sign.UNSUITED, Fault.CONFIG),
+    ("The current node has not been updated within 30 seconds, this could happen", Sign.COORDINATOR, Fault.COORDINATOR),
+    ("Worker exit detail: Owner's node has crashed.", Sign.NODE_GONE, Fault.DEAD_NODE),
+    ("panic: runtime error: index out of range [3] with length 3", Sign.ABORTED, Fault.DEAD_RANK),
+    ("link mlx5_0/1 state DOWN physical_state DISABLED netdev ib0", Sign.LINK, Fault.NETWORK),
+    ("n:1:2 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>", Sign.UNSUITED, Fault.CONFIG),
     ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus", Sign.GPU_BROKEN, Fault.GPU_FAULT),
     ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 31, pid=1, MMU Fault", Sign.BAD_ACCESS, Fault.USER_ERROR),
     ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 43, pid=1, Ch 08", Sign.TOLD, Fault.UNKNOWN),

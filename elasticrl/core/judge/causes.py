@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from elasticrl.contract.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.contract.verdict import Confidence, Fault, Verdict, rank_names
 from elasticrl.core.judge.case import Case, after, earliest, witnessed
-from elasticrl.core.judge.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, VAGUE
+from elasticrl.core.judge.meanings import CONSEQUENCES, ENDS, EXPLAINS, MEANINGS, SNAPSHOTS, VAGUE
 
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
 TOGETHER_S = 2.0  # nodes that go within this went for one reason: a rack's power, a switch
@@ -118,11 +118,12 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
 
 
 def _doubtful(case: Case, first: Evidence) -> bool:
-    """Whether a log claims a cause of another class beside it, which is as deep and as sure."""
+    """Whether a log claims a cause of another class beside it, which is as sure, and as deep or not explained by it."""
     meaning = MEANINGS[first.sign]
+    explained = EXPLAINS.get(first.sign, ENDS)
     return any(
         (other := MEANINGS[fact.sign]).fault is not meaning.fault
-        and other.depth <= meaning.depth
+        and (other.depth <= meaning.depth or fact.sign not in explained)
         and other.confidence is not Confidence.LOW
         and not witnessed(fact)
         and not after(fact, first, NEAR_S)

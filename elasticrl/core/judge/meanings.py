@@ -122,6 +122,11 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Compare the setting that the line names with the number of nodes and GPUs, and with the job's limits.",
         "the same settings work on the same nodes", depth=1, soft=True,
     ),
+    Sign.DAMAGED: Meaning(
+        Fault.DISK, _LOW, "read a file that seems to be damaged",
+        "Compare the size and the hash of that file with its source's; a download or a save that broke off leaves such files.",
+        "the file is whole: then it is another kind of file, or the program reads it wrongly", depth=1, soft=True,
+    ),
     Sign.CRAMPED: Meaning(
         Fault.OOM_GPU, _LOW, "could not start a library on its GPU, most often for lack of memory",
         "Look how much of the GPU's memory is used, and by whom; then compare the library's version with the driver.",
@@ -352,6 +357,8 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
     Sign.DISK_FULL: _ENDS, Sign.DISK_BROKEN: _ENDS, Sign.SHM_FULL: _ENDS, Sign.RESOURCE_LIMIT: _ENDS,
     Sign.HOST_MEMORY: _STARVED, Sign.OOM_KILLED: _STARVED,
 }  # fmt: skip
+#: What any other cause explains: how a process ended.
+ENDS = frozenset({Sign.KILLED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
 SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
 #: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
