@@ -153,7 +153,8 @@ def piece(seen: Picture) -> str:
         f"{seen.nodes} of {seen.known} nodes{needs}</p><p class=soft>{escape(seen.reason)}</p>"
         + (f"<p class=soft>{escape(said)}</p>" if (said := past(asdict(seen), ages=False)) else "")
         + (f"<div class=card>{advice}</div>" if advice else "")
-        + f"<div class='card scroll'><table><tr><th>node<th>rank{'<th>team' if teams else ''}<th>state<th>step<th>phase<th>note</tr>"
+        + f"<div class='card scroll'><table><tr><th>node<th>rank{'<th>team' if teams else ''}"
+        + "<th>state<th>step<th>phase<th>note</tr>"
         + f"{rows}</table></div>"
         + (f"<p class=soft>{escape(seen.node)} (this node): {escape(here)}</p>" if here else "")
     )
