@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import elasticrl
 from elasticrl.runtime.data.cursor import Cursor, Walk
@@ -49,6 +50,13 @@ class Warmup:
         self.steps = state["steps"]
 
 
+def shared(mesh: DeviceMesh) -> nn.Module:
+    """The same, cut over a team: by columns, by rows, and not at all."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(fresh(), mesh["tp"], {"0": ColwiseParallel(), "3": RowwiseParallel()}, src_data_rank=None)
+
+
 def rule(name: str) -> Rule:
     """How a parameter is updated."""
     return AdamW(lr=1e-2, weight_decay=0.1 if name.endswith("weight") else 0.0)
@@ -69,7 +77,7 @@ def main() -> None:
             Walk(name="points", size=1000, lanes=run.tree.lanes.count, per_lane=ROWS, seed=run.tree.job.seed)
         )
         schedule = Warmup()
-        run.register(model=fresh(), optimizer=rule, data=cursor, schedule=schedule)
+        run.register(model=shared if run.tree.model.tp > 1 else fresh(), optimizer=rule, data=cursor, schedule=schedule)
         told = Told(args.history, run)
         generation = sealed = -1
         for step in run.steps():
