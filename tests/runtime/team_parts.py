@@ -5,8 +5,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from elasticrl.ppo.rollout import weights
+from elasticrl.runtime.experts import deal_experts
 from elasticrl.runtime.group import form
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
@@ -70,6 +73,56 @@ def one_update_of_shared_tokens(
     except Misuse as error:
         return str(error)
     finally:
+        gang.leave()
+
+
+class Block(nn.Module):
+    """Some of it is cut by rows and by columns, evenly and not, some is experts', and some of it everybody has."""
+
+    def __init__(self, *, even: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8 if even else 7), nn.Linear(8 if even else 7, 3)
+        self.norm = nn.LayerNorm(4)
+        self.experts = nn.Module()
+        self.experts.num_experts = 4
+        self.experts.weight = nn.Parameter(torch.randn(4, 5, 2))
+
+
+def sent_in_buckets(
+    rank: int, world: int, store: dist.Store, *, generation: int, fsdp: bool, even: bool
+) -> tuple[bool, int, int]:
+    """Ranks in teams of two send their weights: are they those of the whole model, in how many buckets, and how many elements
+    had the largest collective?
+    """
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    limit = timedelta(seconds=30)
+    team = form_team(gang.group, 2, form_s=limit, limit=limit)
+    torch.manual_seed(1)
+    whole = Block(even=even)
+    torch.manual_seed(1)
+    model, grid = Block(even=even), team.grid("cpu")
+    mesh = grid["tp"] if fsdp else team.mesh("cpu")["tp"]
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+    deal_experts("experts", model.experts, mesh)
+    if fsdp:
+        fully_shard(model, mesh=grid["dp"])
+    largest, gathers = 0, weights.all_gather_single
+
+    def counted(out: torch.Tensor, mine: torch.Tensor, **named: object) -> object:
+        nonlocal largest
+        largest = max(largest, out.numel())
+        return gathers(out, mine, **named)
+
+    weights.all_gather_single = counted
+    try:
+        kept = rank == world - 1
+        found = list(weights.buckets(model, nbytes=4 * 48, dtype=torch.float32, kept=kept))
+        wanted = dict(whole.named_parameters())
+        sent = {name: part for bucket in found for name, part in bucket}
+        same = sent.keys() == wanted.keys() and all(torch.equal(sent[name], wanted[name]) for name in sent)
+        return same if kept else not sent, len(found), largest
+    finally:
+        weights.all_gather_single = gathers
         gang.leave()
 
 
