@@ -33,6 +33,7 @@ PROGRAM = Path(__file__).with_name("job.py")
 PPO_PROGRAM = Path(__file__).with_name("ppojob.py")
 RUN_DIR, VAULT_DIR = "/run/elasticrl", "/dev/shm/elasticrl"
 LANES = 12
+LINE = 1000  # bytes of a history's end that have a worker's newest line
 SECTIONS = ("membership", "recovery", "health", "timeouts")
 
 #: Shorter than this is no setting for real processes on a shared machine, whatever a scenario says.
@@ -218,16 +219,8 @@ class LabJob:
         return spares[-1] if spares else 0
 
     def last(self, node: str, slot: int) -> dict[str, Any]:
-        """The newest line of a node's worker in that slot. All nodes have as many, so a rank says it."""
-        path = self.history / f"{node}.jsonl"
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 1000 * self.slots))
-                lines = file.read().split(b"\n")[1 if file.tell() > 1000 * self.slots else 0 : -1]
-            said = (json.loads(line) for line in reversed(lines))
-            return next((dict(one) for one in said if one["rank"] % self.slots == slot), {})
-        except (OSError, ValueError):
-            return {}
+        """The newest line of a node's worker in that slot."""
+        return newest(self.history / f"{node}.jsonl", slot, self.slots)
 
     def order(self, node: str, **what: Any) -> Path:
         """Tell a node's worker what to do, and where; see chaos.live.told."""
@@ -285,6 +278,19 @@ class LabJob:
         for process in self.daemons.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
+
+
+def newest(history: Path, slot: int, slots: int) -> dict[str, Any]:
+    """The newest line there of the worker in that slot; empty if there is none. All nodes have as many, so a rank says it."""
+    try:
+        with history.open("rb") as file:
+            start = max(0, history.stat().st_size - LINE * slots)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]
+        said = (dict(json.loads(line)) for line in reversed(lines))
+        return next((line for line in said if line["rank"] % slots == slot), {})
+    except (OSError, ValueError):
+        return {}
 
 
 def is_sealed(shard: Path) -> bool:
