@@ -1,20 +1,27 @@
 """Two ranks that are one team, without a run around them: its norm, and what is said where they are not as a team must be."""
 
+import sys
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.runtime.experts import deal_experts
+from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import form
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import SGD
+from elasticrl.runtime.planned import share
 from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.strategy import Strategy
 from elasticrl.runtime.team import form_team
 from elasticrl.runtime.tokens import form_tokens
 
@@ -73,6 +80,49 @@ def one_update_of_shared_tokens(
     except Misuse as error:
         return str(error)
     finally:
+        gang.leave()
+
+
+def called_of_teams(rank: int, world: int, store: dist.Store, *, generation: int, fsdp: bool) -> list[str]:
+    """What of the modules that make teams a step calls where there are none. `share` is asked for, and has nothing to do."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    called = set[str]()
+
+    def model(mesh: DeviceMesh) -> nn.Module:
+        torch.manual_seed(1)
+        made = share(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), mesh)
+        return fully_shard(made, mesh=mesh["dp"]) if fsdp else made
+
+    def see(frame: FrameType, event: str, _arg: object) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).name in (
+            "team.py",
+            "tokens.py",
+            "planned.py",
+            "experts.py",
+        ):
+            called.add(f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}")
+
+    deal, more = Deal.contiguous(world, world), {"rank": rank, "group": gang.group}
+    try:
+        strategy: Strategy = (
+            Fsdp(model, lambda _name: SGD(lr=0.1), deal=deal, **more)
+            if fsdp
+            else Replicated(model(init_device_mesh("cpu", (world,))), lambda _name: SGD(lr=0.1), deal=deal, **more)
+        )
+        for _ in range(2):
+            called.clear()
+            sys.setprofile(see)
+            for turn in strategy.turns:
+                tally = strategy.begin(turn)
+                loss = strategy.model(torch.ones(5, 6)).square().sum()
+                loss.backward()
+                tally.add(loss=loss.item())
+                strategy.done()
+            strategy.update(max_norm=1.0)
+            sys.setprofile(None)
+        return sorted(called)
+    finally:
+        sys.setprofile(None)
         gang.leave()
 
 

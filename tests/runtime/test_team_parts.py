@@ -45,6 +45,11 @@ def test_members_that_share_tokens_add_up_to_one_lane_and_have_to_tally_alike(wo
         assert "Ranks 0 and 1 are one team and tallied different numbers of the same lanes" in said
 
 
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_where_there_are_no_teams_a_step_calls_nothing_of_them(workers: Workers, fsdp: bool):
+    assert workers.run(team_parts.called_of_teams, 2, generation=next(GENERATION), fsdp=fsdp) == [[], []]
+
+
 @pytest.mark.parametrize("even", [True, False])
 def test_what_a_team_has_cut_goes_to_an_engine_whole_and_bucket_by_bucket(workers: Workers, even: bool):
     for right, buckets, largest in workers.run(
