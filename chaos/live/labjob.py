@@ -250,6 +250,7 @@ class LabJob:
                 f"node.state_dir={folder / 'state'}", f"telemetry.log_dir={folder / 'logs'}",
             ]  # fmt: skip
             own.remove("node.name=alone")
+            env["XDG_RUNTIME_DIR"] = str(folder)  # where `run` has its sockets
             command = [sys.executable, "-m", "elasticrl.cli.main", "run", str(self.config), *own]
         else:
             (folder / "config.json").write_text(dumps(load(self.config, own)))

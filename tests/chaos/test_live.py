@@ -200,6 +200,16 @@ def test_without_namespaces_processes_are_killed_all_the_same(tmp_path: Path) ->
     assert any("cable-pulled: left out: without namespaces" in line for line in said)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # eight workers, a job for all of them, and the undisturbed one
+def test_teams_on_real_nodes_lose_members_and_end_with_the_bits_of_one_team(tmp_path: Path) -> None:
+    scenarios = [load(path) for path in sorted(LIVE.glob("*team*.yaml"))]
+    assert all(scenario.shape.slots == 4 and scenario.shape.settings.team == 2 for scenario in scenarios)
+    score = Play(tmp_path, boxes=not box.missing()).files(scenarios)
+    assert not score.failed, score.failed
+    assert score.played >= len(scenarios) - 1 >= 6, "without namespaces there is no power to cut"
+
+
 # ---- pure parts
 
 
