@@ -223,7 +223,7 @@ def made(marks: Sequence[float], at: float) -> float:
 
 def steps(side: Side) -> list[float]:
     """How many it made in each turn but the first, in which it began, and the last, which ended a step."""
-    marks = [own(side.turns, at) for at in ppo.made(side.folder)]
+    marks = [own(side.turns, step["made"]) for step in ppo.made(side.folder)]
     begun = [made(marks, own(side.turns, turn.since)) for turn in side.turns[1:]]
     return [after - before for before, after in pairwise(begun)]
 

@@ -15,6 +15,7 @@ train the same is checked by the gradient's norm of their first step.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -187,11 +188,16 @@ def daemon(job: Mapping[str, Any], world: int, history: str, *, vault: Mapping[s
         "vault": {"copies": 0, **vault, **cost.PATIENT["vault"]},
         "checkpoint": {"every": 100_000},
     }
-    with Job(etcd=1, name="bench", conf=conf) as live:
-        live.start("n0")
-        (ended,) = live.daemons.values()
-        ended.wait()
-        raise SystemExit(f"the daemon ended with {ended.returncode}: see {live.folder}")
+    live = Job(etcd=1, name="bench", conf=conf)
+    try:
+        with live:
+            live.start("n0")
+            (ended,) = live.daemons.values()
+            ended.wait()
+            raise RuntimeError(f"the daemon ended with {ended.returncode}: see {live.folder}")
+    except SystemExit:  # it has run for long enough
+        shutil.rmtree(live.folder, ignore_errors=True)
+        raise
 
 
 # The figures
