@@ -51,10 +51,12 @@ class Warmup:
 
 
 def shared(mesh: DeviceMesh) -> nn.Module:
-    """The same, cut over a team: by columns, by rows, and not at all."""
+    """The same, cut over a team: by columns, by rows, and not at all. Its widths are odd, so in between it is put together."""
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    return parallelize_module(fresh(), mesh["tp"], {"0": ColwiseParallel(), "3": RowwiseParallel()}, src_data_rank=None)
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(fresh(), mesh["tp"], plan, src_data_rank=None)
 
 
 def rule(name: str) -> Rule:
