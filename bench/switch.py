@@ -200,6 +200,7 @@ def measure(layout: str, engines: Sequence[int], rounds: int, bucket: int) -> Fo
         parameters = next(one["parameters"] for one in said if "parameters" in one)
         said = [one for one in said if "rank" in one]
         mine = [one for one in said if one["rank"] == 0][1:]  # the first makes the file
+        others = [[one["peak"] for one in said if one["rank"] == rank][1:] for rank in range(1, WORLDS[layout])]
         reads = {}
         for width in engines:
             read = together(take, width, width, home, rounds)
@@ -207,7 +208,7 @@ def measure(layout: str, engines: Sequence[int], rounds: int, bucket: int) -> Fo
     return Found(
         layout=layout, parameters=parameters, nbytes=mine[0]["nbytes"], writes=[one["took"] for one in mine],
         received=mine[0]["received"],
-        peaks=(max(one["peak"] for one in mine), max(one["peak"] for one in said if one["rank"])), reads=reads,
+        peaks=(max(one["peak"] for one in mine), max(map(max, others))), reads=reads,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import os
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -249,17 +250,18 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, ke
     axes = [_axes(param) for _, param in params]
     if not kept and not any(axes):
         return []
-    parts = [(param.to_local() if isinstance(param, DTensor) else param).to(dtype) for _, param in params]
+    parts = [param.to_local() if isinstance(param, DTensor) else param for _, param in params]
     # FSDP2 has cut what each member of a team has: it is put together first, and from all members only what a bucket has.
     for axis in (ACROSS, AXIS):
         cut = [i for i, its in enumerate(axes) if axis in its]
         if not cut:
             continue
         last = axis == AXIS or not any(AXIS in its for its in axes)
-        whole = _joined([parts[i] for i in cut], [axes[i][axis] for i in cut], kept=kept or not last, host=last)
+        mine = [parts[i] for i in cut], [axes[i][axis] for i in cut]
+        whole = _joined(*mine, dtype, kept=kept or not last, host=last)
         for i, part in zip(cut, whole, strict=True):
             parts[i] = part
-    return [(name, part.cpu()) for (name, _), part in zip(params, parts, strict=True)] if kept else []
+    return [(name, part.to("cpu", dtype)) for (name, _), part in zip(params, parts, strict=True)] if kept else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +283,7 @@ def _axes(param: torch.Tensor) -> dict[str, _Axis]:
     for i, (name, placement) in reversed(list(enumerate(zip(names, param.placements, strict=True)))):
         dim: int | None = getattr(
             placement, "dim", None
-        )  # of torch's strided shards as well, which say that they are none
+        )  # torch's strided shards have one as well, and say they are none
         if dim is None:
             continue
         axis = AXIS if name == AXIS else ACROSS
@@ -292,20 +294,23 @@ def _axes(param: torch.Tensor) -> dict[str, _Axis]:
     return found
 
 
-def _joined(parts: Sequence[torch.Tensor], axes: Sequence[_Axis], *, kept: bool, host: bool) -> Sequence[torch.Tensor]:
+def _joined(
+    parts: Sequence[torch.Tensor], axes: Sequence[_Axis], dtype: torch.dtype, *, kept: bool, host: bool
+) -> Sequence[torch.Tensor]:
     """All chunks of these put together, in one collective; on the host, if that is where they go. Who only joins it has nothing
     of it `kept`.
     """
     group, world = axes[0].group, axes[0].group.size()
     if world == 1:
         return parts
-    rows = []
-    for part, axis in zip(parts, axes, strict=True):
-        height = -(-axis.length // world)
-        padded = part.new_zeros(*part.shape[: axis.dim], height, *part.shape[axis.dim + 1 :])
-        padded.narrow(axis.dim, 0, part.shape[axis.dim]).copy_(part)
-        rows.append(padded)
-    flat = torch.cat([row.reshape(-1) for row in rows])
+    shapes = [
+        (*part.shape[: axis.dim], -(-axis.length // world), *part.shape[axis.dim + 1 :])
+        for part, axis in zip(parts, axes, strict=True)
+    ]
+    flat, at = parts[0].new_zeros(sum(map(prod, shapes)), dtype=dtype), 0
+    for part, axis, shape in zip(parts, axes, shapes, strict=True):
+        row = flat[at : (at := at + prod(shape))].view(shape)
+        row.narrow(axis.dim, 0, part.shape[axis.dim]).copy_(part)
     everyone = flat.new_empty(world, flat.numel())
     all_gather_single(everyone.view(-1), flat, group=group)
     settle(group)
@@ -313,10 +318,9 @@ def _joined(parts: Sequence[torch.Tensor], axes: Sequence[_Axis], *, kept: bool,
         return parts
     everyone = everyone.cpu() if host else everyone
     found, at = [], 0
-    for row, axis in zip(rows, axes, strict=True):
-        chunks = everyone[:, at : at + row.numel()].reshape(world, *row.shape)
-        found.append(torch.cat(chunks.unbind(), axis.dim).narrow(axis.dim, 0, axis.length))
-        at += row.numel()
+    for axis, shape in zip(axes, shapes, strict=True):
+        its = everyone[:, at : (at := at + prod(shape))]
+        found.append(torch.cat([row.view(shape) for row in its], axis.dim).narrow(axis.dim, 0, axis.length))
     return found
 
 
