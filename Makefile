@@ -78,6 +78,7 @@ ci: setup system
 	$(BIN)/python -m pytest -m long -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 	$(MAKE) hf
+	$(MAKE) gpu DEVICE=cpu
 	$(MAKE) docs
 
 check: setup lint types

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -41,6 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ppo
+from bench.processes import Processes
 from bench.report import Watch, against, dump, end_cleanly, interval, show, some_of, summary
 
 PATIENCE_S = 300.0  # for a side to begin
@@ -56,8 +57,9 @@ OTHER = """
 import json, sys
 from pathlib import Path
 from bench import ppo
+from bench.processes import Processes
 job, folder, world, steps, waits = json.load(sys.stdin)
-ppo.daemon(job, Path(folder), world, steps, vault={}, waits=waits)
+ppo.daemon(job, Path(folder), world, steps, Processes(), vault={}, waits=waits)
 """
 #: Who was frozen for a turn has neither died nor stalled.
 PATIENT = {
@@ -189,11 +191,13 @@ def run(
         told = json.dumps([job, str(folder), world, STEPS, PATIENT])
         command = [other / ".venv" / "bin" / "python", "-c", OTHER]
         subprocess.run(command, cwd=other, input=told, text=True, check=True)
-    elif name == "plain":
-        ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, STEPS)
+        return
+    seen = Processes()  # which does not look: the cgroup counts
+    if name == "plain":
+        ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, STEPS, seen)
     else:
         vault = {} if name == "daemon-each" else ppo.SELDOM
-        ppo.daemon(job, folder, world, STEPS, vault=vault, waits=PATIENT)
+        ppo.daemon(job, folder, world, STEPS, seen, vault=vault, waits=PATIENT)
 
 
 def own(turns: Sequence[Turn], at: float) -> float:
@@ -219,7 +223,7 @@ def made(marks: Sequence[float], at: float) -> float:
 
 def steps(side: Side) -> list[float]:
     """How many it made in each turn but the first, in which it began, and the last, which ended a step."""
-    marks = [own(side.turns, at) for at in ppo.made(side.folder)]
+    marks = [own(side.turns, step["made"]) for step in ppo.made(side.folder)]
     begun = [made(marks, own(side.turns, turn.since)) for turn in side.turns[1:]]
     return [after - before for before, after in pairwise(begun)]
 
@@ -242,11 +246,12 @@ class Asked:
     turn_s: float
     beside: bool
     other: Path
+    job: Mapping[str, Any]
+    side: Callable[[str, Freezer, Mapping[str, Any], Path, int, set[int], Path], None] = run  # in a process of its own
 
 
 def measure(asked: Asked, rounds: int, base: Path, watch: Watch) -> list[list[tuple[float, float]]]:
     """The costs of both."""
-    job = ppo.models(base)
     found: list[list[tuple[float, float]]] = [[] for _ in asked.names]
     for sitting, count in enumerate((rounds - rounds // SITTINGS, rounds // SITTINGS)):
         if not count:
@@ -254,13 +259,13 @@ def measure(asked: Asked, rounds: int, base: Path, watch: Watch) -> list[list[tu
         folder = base / f"sitting-{sitting}"
         folder.mkdir()
         order = [*range(len(asked.names))][:: -1 if sitting else 1]
-        told = sit(replace(asked, names=[asked.names[i] for i in order]), job, folder, count, watch)
+        told = sit(replace(asked, names=[asked.names[i] for i in order]), folder, count, watch)
         for i, its in zip(order, told, strict=True):
             found[i] += its
     return found
 
 
-def sit(asked: Asked, job: Mapping[str, Any], base: Path, rounds: int, watch: Watch) -> list[list[tuple[float, float]]]:
+def sit(asked: Asked, base: Path, rounds: int, watch: Watch) -> list[list[tuple[float, float]]]:
     """The costs of both in so many rounds of one sitting: they begin in this order, and end together."""
     processors = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
@@ -272,8 +277,8 @@ def sit(asked: Asked, job: Mapping[str, Any], base: Path, rounds: int, watch: Wa
             freezer.make()
             stack.callback(freezer.remove)
             process = context.Process(
-                target=run,
-                args=(name, freezer, job, folder, asked.world, where, asked.other),
+                target=asked.side,
+                args=(name, freezer, asked.job, folder, asked.world, where, asked.other),
             )
             process.start()
             stack.callback(process.join, 60.0)
@@ -297,11 +302,11 @@ def sit(asked: Asked, job: Mapping[str, Any], base: Path, rounds: int, watch: Wa
         return [costs(side, 2 * asked.swaps) for side in sides]
 
 
-def told(ratios: Sequence[float]) -> dict[str, Any]:
+def told(ratios: Sequence[float], goal: float = ppo.GOAL) -> dict[str, Any]:
     """The ratios of all rounds, and whether they meet the goal."""
     between = interval(ratios)
-    verdict = against(between, ppo.GOAL)
-    return {"ratio": summary(ratios), "ratio_95": between, "ratios": ratios, "goal": ppo.GOAL, "verdict": verdict}
+    verdict = against(between, goal)
+    return {"ratio": summary(ratios), "ratio_95": between, "ratios": ratios, "goal": goal, "verdict": verdict}
 
 
 def main() -> int:
@@ -325,8 +330,15 @@ def main() -> int:
         raise SystemExit(f"--other {options.other}: a checkout with a .venv of its own is wanted")
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
+        job = ppo.models(Path(base), "ppo", "equal")
         asked = Asked(
-            names, options.world, options.swaps, options.turn, beside=options.beside, other=options.other.resolve()
+            names,
+            options.world,
+            options.swaps,
+            options.turn,
+            beside=options.beside,
+            other=options.other.resolve(),
+            job=job,
         )
         found = measure(asked, options.rounds, Path(base), watch)
     noise = watch.noise()

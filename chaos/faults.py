@@ -24,6 +24,7 @@ class Fault:
     (a save is whole and not committed yet), `copying` (the node's snapshot is on its way to a neighbour) and `reform after
     STAGE` (reach, meet, form, agree, spread, gather, restore, publish). `step N` may follow. `nth` counts arrivals there.
     Live, where one job takes many scenarios, both count from the scenario's beginning.
+    `slot` is one of a node's workers, for what befalls a worker alone. Left out it is the last, live, and any in the simulator.
 
     Example: Fault(kind="power_cut", node="leader", when="saving step 50", for_s=8.0)
     """
@@ -34,6 +35,7 @@ class Fault:
     nth: int = 1
     node: str = ""
     peer: str = ""
+    slot: int | None = None
     for_s: float | None = None  # None: for good, or until the healing
     value: float = 0.0
     way: Literal["both", "out", "in"] = "both"

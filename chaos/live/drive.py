@@ -114,8 +114,9 @@ class Drive:
         settings = shape.shape.settings
         nodes = len(lab.boxes)
         self.job = LabJob(
-            lab, name, conf=conf_of(settings, nodes=nodes), load_s=shape.shape.load_s, trainer=shape.shape.trainer
-        )
+            lab, name, conf=conf_of(settings, nodes=nodes), load_s=shape.shape.load_s, trainer=shape.shape.trainer,
+            slots=shape.shape.slots, team=settings.team,
+        )  # fmt: skip
         self.begun = time.monotonic()
         self.eye = Eye(self.job, self.begun)
         self.hands = Hands(self.job, self.eye)
@@ -363,7 +364,8 @@ class Drive:
             return
         number, fault = self._reforms.pop(0)
         self.hands.tokens += 1
-        self.job.order(node, do="wait", place=fault.place, step=fault.step, token=self.hands.tokens)
+        what = {"place": fault.place, "step": fault.step, "slot": self.job.slot(fault.slot)}
+        self.job.order(node, do="wait", token=self.hands.tokens, **what)
         self._armed = Armed(number, replace(fault, node=node), self.hands.tokens)
 
     def _in_a_reform(self) -> bool:
@@ -390,12 +392,12 @@ class Drive:
         """A place in the job: the worker that is there waits for the blow, or deals it to itself."""
         if not fault.when or fault.kind in ITSELF:
             return self.put(number, fault)
-        node = self.hands.whom(fault.node)
-        if not node or not self.job.worker(node):
+        node, slot = self.hands.whom(fault.node), self.job.slot(fault.slot)
+        if not node or not self.job.worker(node, slot):
             return False
         self.hands.tokens += 1
         token = self.hands.tokens
-        path = self.job.order(node, do="wait", place=fault.place, step=fault.step, token=token)
+        path = self.job.order(node, do="wait", place=fault.place, step=fault.step, token=token, slot=slot)
         deadline = time.monotonic() + 6.0
         while token not in self.eye.here:
             if time.monotonic() > deadline:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import elasticrl
 from elasticrl.runtime.data.cursor import Cursor, Walk
@@ -49,6 +50,15 @@ class Warmup:
         self.steps = state["steps"]
 
 
+def shared(mesh: DeviceMesh) -> nn.Module:
+    """The same, cut over a team: by columns, by rows, and not at all. Its widths are odd, so in between it is put together."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(fresh(), mesh["tp"], plan, src_data_rank=None)
+
+
 def rule(name: str) -> Rule:
     """How a parameter is updated."""
     return AdamW(lr=1e-2, weight_decay=0.1 if name.endswith("weight") else 0.0)
@@ -69,7 +79,7 @@ def main() -> None:
             Walk(name="points", size=1000, lanes=run.tree.lanes.count, per_lane=ROWS, seed=run.tree.job.seed)
         )
         schedule = Warmup()
-        run.register(model=fresh(), optimizer=rule, data=cursor, schedule=schedule)
+        run.register(model=shared if run.tree.model.tp > 1 else fresh(), optimizer=rule, data=cursor, schedule=schedule)
         told = Told(args.history, run)
         generation = sealed = -1
         for step in run.steps():

@@ -33,6 +33,7 @@ PROGRAM = Path(__file__).with_name("job.py")
 PPO_PROGRAM = Path(__file__).with_name("ppojob.py")
 RUN_DIR, VAULT_DIR = "/run/elasticrl", "/dev/shm/elasticrl"
 LANES = 12
+LINE = 1000  # bytes of a history's end that have a worker's newest line
 SECTIONS = ("membership", "recovery", "health", "timeouts")
 
 #: Shorter than this is no setting for real processes on a shared machine, whatever a scenario says.
@@ -98,9 +99,9 @@ class LabJob:
 
     def __init__(
         self, lab: Lab, name: str, *, conf: Mapping[str, Any], step_ms: float = 100.0, save_every: int = 40,
-        load_s: float = 0.0, trainer: Literal["points", "ppo"] = "points",
+        load_s: float = 0.0, trainer: Literal["points", "ppo"] = "points", slots: int = 1, team: int = 1,
     ) -> None:  # fmt: skip
-        self.lab, self.name = lab, name
+        self.lab, self.name, self.slots, self.team = lab, name, slots, team
         self.folder = lab.folder / name
         self.history = self.folder / "history"
         self.history.mkdir(parents=True)
@@ -110,7 +111,8 @@ class LabJob:
         args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history), "--load-s", f"{load_s:g}"]
         plain: dict[str, Any] = {
             "job": {"name": name, "program": str(self.program), "args": args, "seed": 7},
-            "node": {"device": "cpu"},
+            "node": {"device": "cpu", "workers": slots},
+            "model": {"tp": team},
             "store": {"endpoints": list(lab.endpoints), "try_timeout": "1s", "timeout": "5s"},
             "lanes": {"count": LANES, "digest": "full"},
             "vault": {"timeout": "10s", "linger": "20s"},
@@ -199,29 +201,26 @@ class LabJob:
         found = [pid for pid in found if parent(pid) not in found]  # not its forks
         return found[0] if found else 0
 
-    def worker(self, node: str) -> int:
-        """Of the process that wrote this node's newest line and still runs."""
-        inner = self.last(node).get("pid", 0)
+    def worker(self, node: str, slot: int | None = None) -> int:
+        """Of the process that wrote this node's newest line and still runs; of its worker in that slot, else the last."""
+        inner = self.last(node, self.slot(slot)).get("pid", 0)
         return self.box(node).host_pid(int(inner)) if inner else 0
+
+    def slot(self, asked: int | None) -> int:
+        """Which of a node's workers is meant."""
+        return self.slots - 1 if asked is None else asked
 
     def spare(self, node: str) -> int:
         """Of a process that the fork server made and that has no rank."""
-        workers = {self.worker(node)}
+        workers = {self.worker(node, slot) for slot in range(self.slots)}
         pids, agent = self.box(node).pids(), self.agent(node)
         servers = {pid for pid in pids if parent(pid) == agent and "resource_tracker" not in command_line(pid)}
         spares = [p for p in pids if parent(p) in servers and p not in workers and p not in servers]
         return spares[-1] if spares else 0
 
-    def last(self, node: str) -> dict[str, Any]:
-        """The newest line of a node's workers."""
-        path = self.history / f"{node}.jsonl"
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 1000))
-                lines = file.read().split(b"\n")[:-1]
-            return dict(json.loads(lines[-1])) if lines else {}
-        except (OSError, ValueError):
-            return {}
+    def last(self, node: str, slot: int) -> dict[str, Any]:
+        """The newest line of a node's worker in that slot."""
+        return newest(self.history / f"{node}.jsonl", slot, self.slots)
 
     def order(self, node: str, **what: Any) -> Path:
         """Tell a node's worker what to do, and where; see chaos.live.told."""
@@ -234,7 +233,7 @@ class LabJob:
     # ---- the end
 
     def alone(self, steps: int) -> Path:
-        """The same job in one process that nothing happens to; where it left its chronicle."""
+        """The same job in one process, or one team, that nothing happens to; where it left its chronicle."""
         folder = self.folder / "alone"
         (folder / "saves").mkdir(parents=True)
         own = [
@@ -243,15 +242,23 @@ class LabJob:
         ]  # fmt: skip
         from elasticrl.config import dumps
 
-        tree = load(self.config, own)
-        (folder / "config.json").write_text(dumps(tree))
-        env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
+        command, env = [sys.executable, str(self.program), "--step-ms", "0"], {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self.team > 1:  # which is a node, with a store of its own
+            own += [
+                f"node.workers={self.team}", "membership.max_nodes=1", "store.embedded=true", "store.endpoints=[]",
+                "job.args=[--step-ms, '0']",
+                f"node.state_dir={folder / 'state'}", f"telemetry.log_dir={folder / 'logs'}",
+            ]  # fmt: skip
+            own.remove("node.name=alone")
+            env["XDG_RUNTIME_DIR"] = str(folder)  # where `run` has its sockets
+            command = [sys.executable, "-m", "elasticrl.cli.main", "run", str(self.config), *own]
+        else:
+            (folder / "config.json").write_text(dumps(load(self.config, own)))
+            env["ELASTICRL_CONFIG"] = str(folder / "config.json")
         with (folder / "log").open("wb") as log:
             done = subprocess.run(
-                [sys.executable, str(self.program), "--step-ms", "0"],
-                env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                timeout=120 + steps,
-            )  # fmt: skip
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120 + 2 * steps
+            )
         if done.returncode:
             raise RuntimeError(f"the undisturbed run failed: {(folder / 'log').read_text()[-1000:]}")
         return folder / "saves" / self.name
@@ -272,6 +279,19 @@ class LabJob:
         for process in self.daemons.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
+
+
+def newest(history: Path, slot: int, slots: int) -> dict[str, Any]:
+    """The newest line there of the worker in that slot; empty if there is none. All nodes have as many, so a rank says it."""
+    try:
+        with history.open("rb") as file:
+            start = max(0, history.stat().st_size - LINE * slots)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]
+        said = (dict(json.loads(line)) for line in reversed(lines))
+        return next((line for line in said if line["rank"] % slots == slot), {})
+    except (OSError, ValueError):
+        return {}
 
 
 def is_sealed(shard: Path) -> bool:

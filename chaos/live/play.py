@@ -24,6 +24,7 @@ from chaos.sim.cluster import Shape
 from elasticrl.contract.settings import Membership, Settings
 
 MOST_NODES = 5  # more than this many are for machines with more cores than ours
+MOST_WORKERS = 8  # of all nodes: one node may have several
 JOB_S = 420.0  # of random faults; then the job ends and is compared with the undisturbed one, which takes its time
 BASE = Settings(lanes=12, copies=1, membership=Membership(min_nodes=2))
 
@@ -58,8 +59,12 @@ def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] 
         return f"a cable does not tell beats from data ({', '.join(scoped)})"
     if shape.nodes > MOST_NODES:
         return f"{shape.nodes} nodes are for the simulator"
-    if shape.slots > 1 or shape.alien or shape.foreign or shape.settings.steps:
-        return "the lab's nodes have one worker each, the same bits and wire, and a job without an end"
+    if shape.nodes * shape.slots > MOST_WORKERS:
+        return f"{shape.nodes} nodes of {shape.slots} workers are for the simulator"
+    if shape.slots > 1 and shape.trainer == "ppo":
+        return "a node of the lab has one worker where that is PPO's"
+    if shape.alien or shape.foreign or shape.settings.steps:
+        return "the lab's nodes have the same bits and wire, and a job without an end"
     return "" if scenario.faults else "nothing goes wrong in it"
 
 
@@ -109,7 +114,7 @@ class Play:
             own = (
                 scenario.name
                 if wanted_end(scenario) or shape.late
-                else f"{shape.settings} {shape.load_s} {shape.trainer}"
+                else f"{shape.settings} {shape.load_s} {shape.trainer} {shape.slots}"
             )
             groups.setdefault((max(2, shape.nodes), shape.late, own), []).append(scenario)
         for nodes in sorted({key[0] for key in groups}):

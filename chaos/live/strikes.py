@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Timer
 
@@ -139,14 +140,18 @@ class Hands(StorageHands):
 
         return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=go)
 
+    def _worker_of(self, fault: Fault) -> Callable[[str], int]:
+        """Finds the worker in its slot."""
+        return partial(self.job.worker, slot=fault.slot)
+
     def _kill_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.job.worker)
+        return self._end(fault, self._worker_of(fault))
 
     def _term_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.job.worker, signal.SIGTERM)
+        return self._end(fault, self._worker_of(fault), signal.SIGTERM)
 
     def _stop_worker(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.job.worker)
+        return self._halt(fault, self._worker_of(fault))
 
     def _kill_spare(self, fault: Fault) -> Done | None:
         return self._end(fault, self.job.spare)
@@ -275,14 +280,14 @@ class Hands(StorageHands):
     # ---- what a worker does to itself
 
     def _order(self, fault: Fault, do: str, **more: object) -> Done | None:
-        node = self.whom(fault.node)
-        if not node or not self.job.worker(node):
+        node, slot = self.whom(fault.node), self.job.slot(fault.slot)
+        if not node or not self.job.worker(node, slot):
             return None
         self.tokens += 1
         token = self.tokens
         inside = fault.place in INSIDE
         place, step = (fault.place, fault.step) if inside else ("", 0)  # a place that shows elsewhere has been reached
-        path = self.job.order(node, do=do, place=place, step=step, token=token, **more)
+        path = self.job.order(node, do=do, place=place, step=step, token=token, slot=slot, **more)
         if not self._taken(token):
             path.unlink(missing_ok=True)
             return None
@@ -313,10 +318,10 @@ class Hands(StorageHands):
         )  # fmt: skip
 
     def _slow_worker(self, fault: Fault) -> Done | None:
-        node = self.whom(fault.node)
-        if not node or not self.job.worker(node):
+        node, slot = self.whom(fault.node), self.job.slot(fault.slot)
+        if not node or not self.job.worker(node, slot):
             return None
-        done = self._always(node, do="slow", place="before rollout", value=0.1 * max(1.0, fault.value))
+        done = self._always(node, do="slow", place="before rollout", value=0.1 * max(1.0, fault.value), slot=slot)
         return replace(done, detail=f"{fault.value:g} times")
 
     def _crash_loop(self, _: Fault) -> Done | None:

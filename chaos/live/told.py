@@ -6,6 +6,8 @@ It writes what it does, one JSON line each, into `<folder>/<node>.jsonl`, with t
     {"at": 3656.93, "what": "sealed", "step": 456, "generation": 2, "rank": 0, "world": 3, "pid": 812, "digest": "1c8d..."}
     {"at": 3657.02, "what": "here", "place": "before reduce", "token": 7, ...}
 
+All workers of a node write into its one file, and an order may be for one of them alone (`slot`).
+
 The one idea: faults at a position are done by the process that is there. An order in `<folder>/<node>.order` names the place
 and what to do; the worker takes it, says `here`, and does it to itself, or waits for the driver to do it to the node. The
 places are those of `chaos.faults`.
@@ -59,6 +61,7 @@ class Told:
     def __init__(self, folder: str, run: Run) -> None:
         self.run = run
         self.node = os.environ.get("ELASTICRL_NODE", "")
+        self.slots = run.tree.node.workers
         self.folder = Path(folder) if folder else None
         self.ballast: list[bytearray] = []
         run.timeline = Stages(self)
@@ -82,6 +85,8 @@ class Told:
         """
         order = self._order()
         if order is None or order.get("step", 0) > step or order.get("rank", self.run.rank) != self.run.rank:
+            return
+        if order.get("slot", slot := self.run.rank % self.slots) != slot:
             return
         if order["place"] != place and (order["place"] or beside or named):
             return
@@ -161,7 +166,7 @@ class Told:
     def during(self, phase: str, step: int) -> None:
         """This phase begins. Another thread says `here` while this one goes on; how far the phase is by then, is chance."""
         order = self._order()
-        if order is None:
+        if order is None or order.get("slot", slot := self.run.rank % self.slots) != slot:
             return
         place = f"during {phase}"
         threading.Thread(target=self.at, args=(place, step), kwargs={"beside": True}, daemon=True).start()

@@ -159,16 +159,17 @@ class Nemesis:
             return touched, partial(setattr, node, "sick", False)
         if not (node.alive and node.powered and not node.frozen) or node.work is Work.DONE:
             return None
+        first, last = (0, node.slots - 1) if fault.slot is None else (fault.slot, fault.slot)
         match kind:
             case "kill_worker":
-                node.dies("signal 9 (SIGKILL)", own=False, slot=node.slots - 1, signal=9)
+                node.dies("signal 9 (SIGKILL)", own=False, slot=last, signal=9)
             case "crash_worker":
-                node.dies("exit code 1: RuntimeError: CUDA error", own=True)
+                node.dies("exit code 1: RuntimeError: CUDA error", own=True, slot=first)
             case "hang_worker":
-                node.hung.add(0)
+                node.hung.add(first)
                 self.cluster.watch_still(node, "reform", self.world.now)
             case "stop_worker":
-                node.stopped.add(node.slots - 1)
+                node.stopped.add(last)
                 self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
             case "slow_worker":

@@ -52,6 +52,17 @@ def some(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def span(first: int | None, count: int) -> str:
+    """Numbers in a row: ranks of a node, or its teams.
+
+    >>> span(8, 8), span(3, 1), span(None, 1)
+    ('8-15', '3', '-')
+    """
+    if first is None:
+        return "-"
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
 def notes(row: Mapping[str, Any], *, ages: bool) -> Iterator[str]:
     """What is to be said of a node in the status; with ages, since when.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticrl.base.words import ago, notes, past, plain
+from elasticrl.base.words import ago, notes, past, plain, span
 from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
@@ -98,14 +98,12 @@ def _how_far(picture: Mapping[str, Any], since: str, *, ages: bool) -> str:
 
 
 def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]:
+    teams = any(row.get("teams") for row in told)  # a column that few need
     rows = [
         (
             ("* " if row["leader"] else "  ") + plain(row.get("member") or row["node"]),
-            "-"
-            if row["rank"] is None
-            else str(row["rank"])
-            if row["slots"] == 1
-            else f"{row['rank']}-{row['rank'] + row['slots'] - 1}",
+            span(row["rank"], row["slots"]),
+            *((span(row.get("team"), row.get("teams", 0)),) if teams else ()),
             row["state"],
             _step(row, ages=ages),
             *((plain(row.get("phase") or "-"),) if ages else ()),
@@ -115,10 +113,11 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
     ]
     if not rows:
         return []
-    text = table(("  node", "rank", "state", "step", *(("phase",) if ages else ()), "note"), rows)
+    more = ("team",) if teams else ()
+    text = table(("  node", "rank", *more, "state", "step", *(("phase",) if ages else ()), "note"), rows)
     lines = [paint(text[0], DIM, on=on)]
     for row, line in zip(rows, text[1:], strict=True):
-        state = row[2]
+        state = row[2 + len(more)]
         lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
     return lines
 

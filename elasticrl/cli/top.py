@@ -30,6 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, once.")]
 HEAD: Final = (
     "node",
     "rank",
+    "team",
     "pid",
     "state",
     "step",
@@ -88,6 +89,7 @@ class Seen:
     pid: int
     beat: "Snapshot"
     rank: int | None = None
+    team: int | None = None
     rss: int = 0
     looks: deque[Look] = field(default_factory=deque)
 
@@ -96,12 +98,13 @@ class Seen:
 class Row:
     """What is shown of one worker. Rates and shares are of the last 30 s.
 
-    Example: Row(node="n0", rank=0, pid=4711, state="training", step=128, step_s=0.52, phase="update", phase_s=0.3, waits=0.1,
-        cpu=0.98, memory=412_000_000, bytes_s=81_920.0, shares={"update": 0.9, "rollout": 0.1})
+    Example: Row(node="n0", rank=0, team=None, pid=4711, state="training", step=128, step_s=0.52, phase="update", phase_s=0.3,
+        waits=0.1, cpu=0.98, memory=412_000_000, bytes_s=81_920.0, shares={"update": 0.9, "rollout": 0.1})
     """
 
     node: str
     rank: int | None
+    team: int | None  # None: workers share nothing
     pid: int
     state: str
     step: int
@@ -125,7 +128,7 @@ def row_of(seen: Seen, now: float) -> Row:
     shares = {name: count / len(looks) for name, count in sorted(phases.items(), key=lambda kv: -kv[1])}
     beat = seen.beat
     return Row(
-        node=seen.node, rank=seen.rank, pid=seen.pid, state=beat.state.name.lower(), step=beat.step,
+        node=seen.node, rank=seen.rank, team=seen.team, pid=seen.pid, state=beat.state.name.lower(), step=beat.step,
         step_s=step_time(looks), phase=beat.phase, phase_s=max(0.0, now - beat.since),
         waits=sum(look.waiting for look in looks) / len(looks) if looks else 0.0,
         cpu=(looks[-1].cpu_s - looks[0].cpu_s) / span if span else 0.0, memory=seen.rss,
@@ -152,7 +155,7 @@ class Board:
     def __init__(self, run_dir: Path | None, job: str | None) -> None:
         self._run_dir = run_dir
         self._job = job
-        self._ranks: dict[int, int] = {}  # by pid, as daemons say
+        self._ranks: dict[int, tuple[int, int | None]] = {}  # by pid, as daemons say
         self._asked = -1e9
         self._net = (time.monotonic(), net())
         self.seen: dict[Path, Seen] = {}
@@ -202,7 +205,7 @@ class Board:
             self._asked = now
             self._ranks = ranks(self._run_dir, self._job)
         for known in self.seen.values():
-            known.rank = self._ranks.get(known.pid)
+            known.rank, known.team = self._ranks.get(known.pid, (None, None))
 
     def rows(self) -> list[Row]:
         """By node and rank."""
@@ -242,17 +245,19 @@ class Board:
             f"network in {size(taken)}/s, out {size(given)}/s"
         )
         told = [cells(row) for row in rows]
-        shown = [i for i, name in enumerate(HEAD) if name != "moves" or any(row.bytes_s for row in rows)]
+        empty = {"moves": not any(row.bytes_s for row in rows), "team": all(row.team is None for row in rows)}
+        shown = [i for i, name in enumerate(HEAD) if not empty.get(name)]
         return "\n".join([head, "", *table([HEAD[i] for i in shown], [[row[i] for i in shown] for row in told])])
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
+    from elasticrl.base.words import span
     from elasticrl.cli.render import size
 
     shares = ", ".join(f"{name} {share:.0%}" for name, share in list(row.shares.items())[:4] if share >= 0.005)
     return (
-        row.node, "-" if row.rank is None else str(row.rank), str(row.pid), row.state, f"{row.step:,}",
+        row.node, span(row.rank, 1), span(row.team, 1), str(row.pid), row.state, f"{row.step:,}",
         f"{row.step_s:.3g} s" if row.step_s is not None else "-", row.phase, f"{row.phase_s:.1f} s", f"{row.waits:.0%}",
         f"{row.cpu:.0%}", size(row.memory), f"{size(row.bytes_s)}/s", shares,
     )  # fmt: skip
@@ -286,15 +291,16 @@ def net() -> tuple[int, int]:
     return sum(int(row[0]) for row in rows), sum(int(row[8]) for row in rows)
 
 
-def ranks(run_dir: Path | None, job: str | None) -> dict[int, int]:
-    """Each worker's rank by its pid, as this machine's daemons say."""
+def ranks(run_dir: Path | None, job: str | None) -> dict[int, tuple[int, int | None]]:
+    """Each worker's rank by its pid, and its team's number where there are teams, as this machine's daemons say."""
     from elasticrl.cli import find
     from elasticrl.daemon.client import Unanswered, ask
 
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, int | None]] = {}
     for path in find.sockets(run_dir, job):
         try:
-            found |= {int(entry["pid"]): int(entry["rank"]) for entry in ask(path, "logs", deadline_s=1.0)}
+            workers = ask(path, "logs", deadline_s=1.0)
+            found |= {int(each["pid"]): (int(each["rank"]), each.get("team")) for each in workers}
         except Unanswered:
             continue
     return found

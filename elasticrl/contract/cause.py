@@ -98,8 +98,8 @@ class Cause:
     who: tuple[Member, ...] = ()  # whom it befell
     nodes: tuple[str, ...] = ()  # who says so, who asked for it, or what else is named
     step: int = 0
-    count: int = 0  # how many, or how often
-    of: int = 0  # how many there may be, or have to be
+    count: int = 0  # how many, or how often; of a worker that failed the number of its team, where there are teams
+    of: int = 0  # how many there may be, or have to be; of teams how many there were
     seconds: float = 0.0
     setting: str = ""  # the key of the configuration that decides
     fault: Fault | None = None  # of the verdict
@@ -148,6 +148,9 @@ def goes_on(kinds: Collection[str]) -> bool:
     """Is it a plan by which a gang goes on that held?"""
     return any(kind in GOES_ON for kind in kinds)
 
+
+#: Kinds that name the team of the worker that failed, where workers share a model.
+TEAMED: Final = frozenset({Why.FAILED, Why.FOUND})
 
 #: What each kind says. A name in braces is a field; `who` and `nodes` are listed, of many the first.
 SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
@@ -234,14 +237,17 @@ def sentence(cause: Cause) -> str:
     'n03/1 stopped responding (confirmed by n02 and n04)'
     >>> sentence(Cause(why=Why.FAILED, who=(n3,), said="exit code 1: ValueError: {who} left"))
     'n03/1: exit code 1: ValueError: {who} left'
+    >>> sentence(Cause(why=Why.FAILED, who=(n3,), said="signal 9 (SIGKILL)", count=1, of=4))
+    'n03/1, team 1: signal 9 (SIGKILL)'
     >>> sentence(Cause(why=Why.ALL_REACHED, said="gloo cannot carry it"))
     'a probe found every node in reach (gloo cannot carry it)'
     """
     text = SENTENCES[cause.why]
     if not cause.who:
         text = text.removeprefix("{who}: ")
+    team = f", team {cause.count}" if cause.why in TEAMED and cause.of else ""
     told = text.format(
-        who=some([str(member) for member in cause.who]),
+        who=f"{some([str(member) for member in cause.who])}{team}",
         nodes=some(cause.nodes),
         step=cause.step, count=cause.count, of=cause.of, seconds=cause.seconds, setting=cause.setting, said=cause.said,
         again=" again" if cause.count > 1 else "",

@@ -196,6 +196,10 @@ class Plan:
         except KeyError:
             raise KeyError(f"{member} has no seat in generation {self.generation}") from None
 
+    def team_of(self, rank: int) -> int | None:
+        """The number of a rank's team; None where there are none."""
+        return rank // self.team if self.team > 1 else None
+
     @cached_property
     def _first_ranks(self) -> Mapping[Member, int]:
         before = accumulate((seat.slots for seat in self.seats), initial=0)

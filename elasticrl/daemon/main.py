@@ -561,7 +561,12 @@ class Daemon(Resident):
                 )
             case "logs":
                 seated = report.workers if report else ()
-                return [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in seated]
+                plan = self.joined.state.view.plan
+                teams = {worker.rank: plan.team_of(worker.rank) if plan else None for worker in seated}
+                return [
+                    {"rank": worker.rank, "team": teams[worker.rank], "pid": worker.pid, "log": worker.log}
+                    for worker in seated
+                ]
             case _:
                 return await super()._answer(verb, question, asker)
 

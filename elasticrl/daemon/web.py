@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from elasticrl.base.address import loops
 from elasticrl.base.strangers import put_out
 from elasticrl.base.value import dataclass
-from elasticrl.base.words import ago, notes, past
+from elasticrl.base.words import ago, notes, past, span
 from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
 from elasticrl.status.picture import Picture
@@ -127,20 +127,15 @@ def piece(seen: Picture) -> str:
     told = f"step {seen.step:,} (committed {seen.committed:,}{since})"
     far = f"{seen.milestone}, by its log" if seen.milestone else told
     word, needs = escape(seen.state), f", needs {seen.needs}" if seen.needs else ""
+    teams = any(row.teams for row in seen.rows)  # a column that few need
     rows = "".join(
         "<tr>"
         + "".join(
             f"<td{cls}>{escape(text)}</td>"
             for text, cls in (
                 (row.member, ""),
-                (
-                    "-"
-                    if row.rank is None
-                    else str(row.rank)
-                    if row.slots == 1
-                    else f"{row.rank}-{row.rank + row.slots - 1}",
-                    "",
-                ),
+                (span(row.rank, row.slots), ""),
+                *([(span(row.team, row.teams), "")] if teams else []),
                 (row.state, f' class="{tone(row.state)}"'),
                 (row.milestone or (f"{row.step:,}" if row.rank is not None else "-"), ""),
                 (row.phase or "-", ""),
@@ -158,7 +153,8 @@ def piece(seen: Picture) -> str:
         f"{seen.nodes} of {seen.known} nodes{needs}</p><p class=soft>{escape(seen.reason)}</p>"
         + (f"<p class=soft>{escape(said)}</p>" if (said := past(asdict(seen), ages=False)) else "")
         + (f"<div class=card>{advice}</div>" if advice else "")
-        + "<div class='card scroll'><table><tr><th>node<th>rank<th>state<th>step<th>phase<th>note</tr>"
+        + f"<div class='card scroll'><table><tr><th>node<th>rank{'<th>team' if teams else ''}"
+        + "<th>state<th>step<th>phase<th>note</tr>"
         + f"{rows}</table></div>"
         + (f"<p class=soft>{escape(seen.node)} (this node): {escape(here)}</p>" if here else "")
     )

@@ -62,6 +62,8 @@ class Row:
     leader: bool = False
     rank: int | None = None  # of its first slot
     slots: int = 1
+    team: int | None = None  # of its first slot; None: workers share nothing, or it does not train
+    teams: int = 0  # that it has
     step: int = 0
     milestone: str = ""  # how far it is by its log, in words, where it tells no steps; "": the log has not said
     milestone_s: float | None = None  # how long ago the log has said so
@@ -288,7 +290,7 @@ def found(
     said = list(leader.advice) if leader else []
     overtaken = verdict is not None and verdict.fault == Fault.NETWORK and not missing.isdisjoint(verdict.nodes)
     if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
-        who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
+        who = ", ".join([*(named_rank(rank, view.plan) for rank in verdict.ranks), *verdict.nodes])
         back = lives_after(verdict, records, quarantines)
         todo = verdict.remedy
         if back:
@@ -296,6 +298,12 @@ def found(
             todo = f"back as {some(back)}{'' if seated else ', let in when ready'}. The logs there, and the kernel's, say why."
         said.insert(0, f"{verdict.fault}{f' ({who})' if who else ''}: {todo} More: elasticrl incidents last.")
     return tuple(said)
+
+
+def named_rank(rank: int, plan: Plan | None) -> str:
+    """With its team, where there are teams: they are the same ranks' in each generation."""
+    team = plan.team_of(rank) if plan else None
+    return f"rank {rank}" if team is None else f"rank {rank} of team {team}"
 
 
 def lives_after(
@@ -350,11 +358,15 @@ def row(
     """One node's line. `left`: it was asked to leave."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
+    team = view.plan.team_of(rank) if view.plan and rank is not None else None
     leader = view.leader is not None and view.leader.node == node
     if record is None and silent and view.plan is not None:
         theirs = next(seat for seat in view.plan.seats if seat.member.node == node)
         rank = view.plan.first_rank(theirs.member)
-        return Row(node=node, member=str(theirs.member), state="unknown", leader=leader, rank=rank, slots=theirs.slots)
+        return Row(
+            node=node, member=str(theirs.member), state="unknown", leader=leader, rank=rank, slots=theirs.slots,
+            team=view.plan.team_of(rank), teams=theirs.slots // view.plan.team if view.plan.team > 1 else 0,
+        )  # fmt: skip
     if record is None and left is not None and view.plan is not None and left in view.plan.seat_of:
         return drained_row(left)
     if record is None:
@@ -374,6 +386,9 @@ def row(
             note=record.problem or cut,
         )  # fmt: skip
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
+    whose = record.exit or record.stall
+    if whose and view.plan is not None and team is not None:
+        note = f"team {view.plan.team_of(rank + whose.slot)}: {note}"
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
         note = "; ".join(filter(None, (note, "gets no beats from " + ", ".join(record.suspects))))
@@ -386,6 +401,8 @@ def row(
         leader=leader,
         rank=rank,
         slots=slots,
+        team=team,
+        teams=slots // view.plan.team if view.plan and team is not None else 0,
         step=record.step,
         milestone=str(record.milestone) if record.milestone else "",
         milestone_s=age(record.milestone.read, now) if record.milestone else None,

@@ -54,7 +54,11 @@ class Metrics:
             "elasticrl_step_seconds", "Seconds of each step of each of this node's workers.", buckets=LONG, registry=r
         )
         self.phase_s = Histogram(
-            "elasticrl_phase_seconds", "Of these, in each phase.", ["phase"], buckets=LONG, registry=r
+            "elasticrl_phase_seconds",
+            "Of these, in each phase. `sync` is the switch of elasticrl.ppo: the weights' way to its engines.",
+            ["phase"],
+            buckets=LONG,
+            registry=r,
         )
         self.waited_s = Counter(
             "elasticrl_waited_seconds", "Of these, spent waiting in collectives, by phase.", ["phase"], registry=r

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +38,10 @@ from chaos.live import box, proc
 from chaos.live.checks import judge_live
 from chaos.live.drive import IN_FILES, Drive, Outcome, Waiting, due_in, places
 from chaos.live.lab import Lab, leftovers
-from chaos.live.labjob import PPO_PROGRAM, PROGRAM, is_sealed, ppo_conf
+from chaos.live.labjob import PPO_PROGRAM, PROGRAM, is_sealed, newest, ppo_conf
 from chaos.live.play import BASE, Play, draw, why_not
 from chaos.live.strikes import NEEDS, Hands
+from chaos.live.told import Told
 from chaos.patience import patience
 from chaos.run import LIVE, SCENARIOS
 from chaos.scenario import Expect, Scenario, load, save
@@ -198,6 +200,16 @@ def test_without_namespaces_processes_are_killed_all_the_same(tmp_path: Path) ->
     assert any("cable-pulled: left out: without namespaces" in line for line in said)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # eight workers, a job for all of them, and the undisturbed one
+def test_teams_on_real_nodes_lose_members_and_end_with_the_bits_of_one_team(tmp_path: Path) -> None:
+    scenarios = [load(path) for path in sorted(LIVE.glob("*team*.yaml"))]
+    assert all(scenario.shape.slots == 4 and scenario.shape.settings.team == 2 for scenario in scenarios)
+    score = Play(tmp_path, boxes=not box.missing()).files(scenarios)
+    assert not score.failed, score.failed
+    assert score.played >= len(scenarios) - 1 >= 6, "without namespaces there is no power to cut"
+
+
 # ---- pure parts
 
 
@@ -291,6 +303,36 @@ def test_what_only_ppo_has_is_left_out_where_something_else_trains(fault: Fault)
     scenario = replace(KILL, faults=(fault, *KILL.faults))
     assert why_not(scenario) == f"`shape.trainer` is not ppo, which {fault.kind} needs"
     assert not why_not(replace(scenario, shape=replace(SHAPE, trainer="ppo")))
+
+
+def test_the_newest_line_of_each_of_a_nodes_workers_is_found(tmp_path: Path) -> None:
+    history = tmp_path / "n1.jsonl"
+    assert newest(history, 0, 4) == {}
+    lines = [{"what": "sealed", "step": step, "rank": rank} for step in range(200) for rank in (4, 5, 6, 7)]
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"rank": 5, "st')
+    assert [newest(history, slot, 4) for slot in range(4)] == lines[-4:]
+    assert newest(history, 0, 1) == lines[-1]
+
+
+def test_which_of_a_nodes_workers_an_order_is_for(tmp_path: Path) -> None:
+    """All of them see it: the one that it is for takes it."""
+    (tmp_path / "n0.order").write_text(json.dumps({"do": "slow", "value": 0, "place": "", "token": 3, "slot": 1}))
+    tree = SimpleNamespace(node=SimpleNamespace(workers=2))
+    for rank, takes in ((4, False), (5, True)):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("ELASTICRL_NODE", "n0")
+            run: Any = SimpleNamespace(tree=tree, rank=rank, generation=1, world=6)
+            Told(str(tmp_path), run).at("before rollout", 7)
+        assert (tmp_path / "n0.order").exists() is not takes
+    assert [line["rank"] for line in map(json.loads, (tmp_path / "n0.jsonl").read_text().splitlines())] == [5]
+
+
+def test_who_has_more_workers_than_this_machine_can_play_is_left_out() -> None:
+    assert not why_not(replace(KILL, shape=Shape(nodes=2, slots=4, settings=replace(BASE, team=2))))
+    assert (
+        why_not(replace(KILL, shape=Shape(nodes=3, slots=4, settings=BASE)))
+        == "3 nodes of 4 workers are for the simulator"
+    )
 
 
 def test_a_snapshot_on_its_way_is_told_from_one_that_is_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Teams under real daemons: two nodes of two workers each, killed one by one and node by node."""
+"""Teams under real daemons: nodes of several workers, killed one by one and node by node."""
 
 import os
 import random
@@ -29,41 +29,42 @@ ARGS = {PROGRAM: (), SPOKEN: ("--kind", "qwen3_moe")}
 
 
 @pytest.mark.parametrize(
-    ("how", "program", "kills"),
+    ("how", "program", "kills", "nodes", "workers"),
     [
-        ("tp", PROGRAM, 3),
-        pytest.param("tp", PROGRAM, 12, marks=pytest.mark.slow),
-        pytest.param("tp", SPOKEN, 10, marks=pytest.mark.slow),
-        pytest.param("cp", SPOKEN, 11, marks=pytest.mark.slow),
+        ("tp", PROGRAM, 3, 2, 2),
+        pytest.param("tp", PROGRAM, 12, 2, 4, marks=pytest.mark.slow),
+        pytest.param("tp", PROGRAM, 13, 3, 2, marks=pytest.mark.slow),
+        pytest.param("tp", SPOKEN, 10, 2, 2, marks=pytest.mark.slow),
+        pytest.param("cp", SPOKEN, 11, 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(
-    tmp_path: Path, how: str, program: Path, kills: int
+    tmp_path: Path, how: str, program: Path, kills: int, nodes: int, workers: int
 ):
     conf = {
         "job": {"program": str(program), "seed": 7},
-        "node": {"workers": 2},
+        "node": {"workers": workers},
         "model": {how: 2},
         "checkpoint": {"every": 40},
         "lanes": {"digest": "full"},
     }
-    chance = random.Random(kills)
+    chance, names, world = random.Random(kills), [f"n{i}" for i in range(nodes)], nodes * workers
     with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", *ARGS[program])) as job:
-        job.start("n0", "n1")
-        job.until_steps(4, within_s=90.0, count=2)
+        job.start(*names)
+        job.until_steps(world, within_s=90.0, count=2)
         for _ in range(kills):
-            victim = chance.randrange(4)
-            pids = {line.rank: line.pid for line in job.sealed()[-8:]}
+            victim = chance.randrange(world)
+            pids = {line.rank: line.pid for line in job.sealed()[-2 * world :]}
             at = time.monotonic()
             os.kill(pids[victim], signal.SIGKILL)
-            job.until_steps(4, after=at + 0.05, within_s=60.0)
-            after = {line.rank: line.pid for line in job.sealed()[-4:]}
+            job.until_steps(world, after=at + 0.05, within_s=60.0)
+            after = {line.rank: line.pid for line in job.sealed()[-world:]}
             assert pids[victim] not in after.values()
-            assert pids[(victim + 2) % 4] in after.values(), "the other team's workers are the same processes"
+            assert pids[(victim + workers) % world] in after.values(), "another node's workers are the same processes"
         at = time.monotonic()
         job.kill_node("n1")
         job.start("n1")
-        job.until_steps(4, after=at, within_s=90.0)
+        job.until_steps(world, after=at, within_s=90.0)
         newest = max(line.step for line in job.sealed() if line.at < at)
         assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
         job.ask("n0", "stop")

@@ -45,6 +45,30 @@ def test_members_that_share_tokens_add_up_to_one_lane_and_have_to_tally_alike(wo
         assert "Ranks 0 and 1 are one team and tallied different numbers of the same lanes" in said
 
 
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_where_there_are_no_teams_a_step_calls_nothing_of_them(workers: Workers, fsdp: bool):
+    assert workers.run(team_parts.called_of_teams, 2, generation=next(GENERATION), fsdp=fsdp) == [[], []]
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_what_a_team_has_cut_goes_to_an_engine_whole_and_bucket_by_bucket(workers: Workers, even: bool):
+    for right, buckets, largest in workers.run(
+        team_parts.sent_in_buckets, 2, generation=next(GENERATION), fsdp=False, even=even
+    ):
+        assert right
+        assert buckets > 2
+        assert largest <= 56, "a bucket, and what its chunks are padded by"
+
+
+def test_what_fsdp_has_cut_of_a_teams_parts_goes_to_an_engine_whole_and_bucket_by_bucket():
+    gang = Workers(4)
+    try:
+        found = gang.run(team_parts.sent_in_buckets, 4, generation=next(GENERATION), fsdp=True, even=True)
+    finally:
+        gang.close()
+    assert all(right and buckets > 2 and largest <= 56 for right, buckets, largest in found), found
+
+
 PLACE = Place(generation=3, born=1, rank=5, world=8, all_lanes=8, team=2)
 
 

@@ -275,6 +275,21 @@ def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:
     assert not said, "it was said with the plan"
 
 
+@pytest.mark.parametrize(("team", "said"), [(2, "n01/1, team 3: rank 7"), (1, "n01/1: rank 7")])
+def test_the_plan_that_answers_a_dead_member_names_its_team(team: int, said: str) -> None:
+    life = leader(team=team)
+    shape = plan(2, *NODES)
+    train(
+        life, 1.5, 2, replace(shape, seats=tuple(replace(seat, slots=4) for seat in shape.seats), team=team, lanes=12)
+    )
+    died = Exit(generation=2, slot=3, step=5, cause="signal 9 (SIGKILL)", own=False, signal=9)
+    life.told(2.0, record("n01", work=Work.FAILED, generation=2, exit=died, slots=4))
+    written = proposed(life)
+    assert written is not None
+    assert written.reason.startswith(said), written.reason
+    assert (written.causes[0].count, written.causes[0].of) == ((3, 6) if team > 1 else (0, 0))
+
+
 @pytest.mark.parametrize(
     ("word", "phase"), [("stop", Phase.STOP), ("quarantine", Phase.TRAIN), ("report", Phase.TRAIN)]
 )

@@ -11,6 +11,7 @@ from elasticrl.contract.model import (
     LOADING,
     MEETING,
     Commit,
+    Exit,
     Intent,
     Member,
     Phase,
@@ -66,6 +67,36 @@ def test_status_shows_phase_beat_and_age():
     assert lines[4].split() == ["n1/1", "1", "training", "41", "rollout"]
     older = render.status(asdict(seen(now=1005.0)), colour=False).splitlines()
     assert older[3].split() == ["*", "n0/1", "0", "training", "41", "(5.4", "s", "ago)", "rollout", "leader"]
+
+
+def in_teams(*, ended: Exit | None = None, team: int = 2):
+    seats = (Seat(member=N0, born=1, slots=4), Seat(member=N1, born=1, slots=4))
+    verdict = Verdict(
+        fault=Fault.DEAD_RANK, ranks=(5,), nodes=(), confidence=Confidence.HIGH, cause="rank 5 died", remedy="See why."
+    )
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=seats, team=team, lanes=4, verdict=verdict)
+    said = {"generation": 3, "step": 41, "phase": "rollout", "slots": 4}
+    records = {
+        "n0": Record(member=N0, work=Work.TRAINING, **said),
+        "n1": Record(member=N1, work=Work.FAILED if ended else Work.TRAINING, exit=ended, **said),
+    }
+    return picture("ppo", View(plan=plan, leader=N0), records, {}, needs=2, now=1000.0)
+
+
+def test_where_workers_share_a_model_each_row_has_its_teams_and_a_dead_members_is_named():
+    killed = Exit(generation=3, slot=1, step=41, cause="signal 9 (SIGKILL)", own=False, signal=9)
+    found = in_teams(ended=killed)
+    lines = render.status(asdict(found), colour=False).splitlines()
+    assert [line.split()[:6] for line in lines[2:5]] == [
+        ["node", "rank", "team", "state", "step", "phase"],
+        ["*", "n0/1", "0-3", "0-1", "training", "41"],
+        ["n1/1", "4-7", "2-3", "failed", "41", "rollout"],
+    ]
+    assert [(row.team, row.teams) for row in found.rows] == [(0, 2), (2, 2)]
+    assert found.rows[1].note == "team 2: signal 9 (SIGKILL)"
+    assert any("rank 5 of team 2" in said for said in found.advice)
+    assert "team" not in render.status(asdict(in_teams(ended=killed, team=1)), colour=False)
+    assert [(row.team, row.teams) for row in in_teams(team=1).rows] == [(None, 0), (None, 0)]
 
 
 def test_what_differs_at_each_look_can_be_left_out():

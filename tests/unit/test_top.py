@@ -51,12 +51,13 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def daemon(home: Path) -> Iterator[Path]:
-    """A control socket that answers as a daemon does."""
+@pytest.fixture(params=[None])
+def daemon(home: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control socket that answers as a daemon does. Its worker is of a team, if the parameter is that one's number."""
+    worker = {"rank": 0, "team": request.param, "pid": os.getpid(), "log": "/dev/null"}
 
     async def answer(verb: str, _: Mapping[str, Any], __: Asker) -> Any:
-        return asdict(PICTURE) if verb == "status" else [{"rank": 0, "pid": os.getpid(), "log": "/dev/null"}]
+        return asdict(PICTURE) if verb == "status" else [worker]
 
     loop = asyncio.new_event_loop()
     control = Control(home / "control.sock", answer, {})
@@ -85,7 +86,19 @@ def test_a_worker_is_shown_from_its_beats_and_the_kernels_counts(daemon: Path, t
     assert row.memory > 10_000_000
     assert row.shares == {"update": 1.0}
     assert "n0" in board.text()
+    assert "team" not in board.text()
     assert daemon.name == "n0"
+
+
+@pytest.mark.parametrize("daemon", [3], indirect=True)
+def test_where_workers_share_a_model_a_worker_has_its_team(daemon: Path, tmp_path: Path) -> None:
+    board = Board(tmp_path, None)
+    board.rest(0.2)
+    assert daemon.name == "n0"
+    assert [(row.rank, row.team) for row in board.rows()] == [(0, 3)]
+    head, row = board.text().splitlines()[2:4]
+    assert head.split()[:4] == ["node", "rank", "team", "pid"]
+    assert row.split()[:4] == ["n0", "0", "3", str(os.getpid())]
 
 
 def test_a_process_that_has_gone_is_forgotten(home: Path, tmp_path: Path) -> None:

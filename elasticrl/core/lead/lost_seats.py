@@ -117,8 +117,10 @@ def _why_lost(scene: Scene, condemned: Collection[Member]) -> tuple[tuple[Cause,
     for fate, seat in zip(scene.fates, plan.seats, strict=True):
         named = bool(sure) and verdict is not None and seat.member.node in verdict.nodes
         if verdict is not None and named and not told and (fate.fresh or seat.member in condemned):
-            signal = fate.cause.signal if fate.cause else 0
-            causes.append(replace(found(verdict), who=(seat.member,), signal=signal, said=verdict.cause))
+            cause = replace(found(verdict), who=(seat.member,), said=verdict.cause)
+            if (own := fate.cause) is not None and own.why is Why.FAILED:
+                cause = replace(cause, signal=own.signal, count=own.count, of=own.of)
+            causes.append(cause)
             told = True
         elif fate.cause:
             told = told or (named and verdict is not None and verdict.fault is Fault.DEAD_NODE)

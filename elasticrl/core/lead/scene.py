@@ -296,7 +296,11 @@ class Scene:
         if record.generation == self.plan.generation and record.work is Work.FAILED:
             left = record.exit
             said, signal = (left.cause, left.signal) if left else ("its worker failed", 0)
-            cause = Cause(why=Why.FAILED, who=(member,), said=said, signal=signal)
+            team = self.plan.team_of(self.plan.first_rank(member) + left.slot) if left else None
+            cause = Cause(
+                why=Why.FAILED, who=(member,), said=said, signal=signal,
+                count=team or 0, of=0 if team is None else self.plan.carriers,
+            )  # fmt: skip
             # All begin afresh below exact: to wait until this node has a warm process costs less than two restarts.
             ready = record.warm or not (self.settings.means.in_place or record.problem)
             return Fate(seat=replace(seat, born=self.plan.generation + 1) if ready else None, fresh=True, cause=cause)

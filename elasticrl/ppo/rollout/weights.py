@@ -14,6 +14,7 @@ import os
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,6 +25,7 @@ from zlib_ng.zlib_ng import crc32
 from elasticrl.base.parsed import parsed
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.group import settle
+from elasticrl.runtime.team import ACROSS, AXIS
 from elasticrl.runtime.torch_names import all_gather_single
 from elasticrl.runtime.vault.source import dtype_of, name_of
 from elasticrl.runtime.zero import gathered
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
+    import torch.distributed as dist
     from torch import nn
 
 FILE: Final = "weights"
@@ -206,8 +209,9 @@ def buckets(
 
     Of one with adapters they alone: what is frozen the engine has read from the same files.
 
-    With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket. Who only joins it has nothing
-    `kept`: its buckets are empty, and nothing is copied to its host.
+    With parameters that FSDP, DeepSpeed or a team has sharded this is a collective, one for each bucket, and two where FSDP has
+    cut what a team shares. No rank has more of the model whole at a time than a bucket. Who only joins it has nothing `kept`:
+    its buckets are empty, and nothing is copied to its host.
     """
     return in_buckets(sent(model, within=within), nbytes=nbytes, dtype=dtype, kept=kept)
 
@@ -243,36 +247,80 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, ke
     if hasattr(params[0][1], "ds_numel"):
         with gathered([param for _, param in params]):
             return [(name, param.detach().to("cpu", dtype, copy=True)) for name, param in params if kept]
-    sharded = [(name, param) for name, param in params if isinstance(param, DTensor)]
-    if not sharded:
-        return [(name, param.to("cpu", dtype)) for name, param in params if kept]
-    assert len(sharded) == len(params), "some of a model's parameters are sharded and some are not"
-    group = sharded[0][1].device_mesh.get_group()
-    world = group.size()
-    # FSDP cuts along the first dimension into chunks of equal height, the last ones shorter or empty: padded to it here.
-    heights = [-(-param.shape[0] // world) for _, param in sharded]
-    parts = []
-    for (_, param), height in zip(sharded, heights, strict=True):
-        local = param.to_local().to(dtype)
-        padded = local.new_zeros(height, *param.shape[1:])
-        padded[: local.shape[0]] = local
-        parts.append(padded.reshape(-1))
-    flat = torch.cat(parts)
-    everyone = flat.new_empty(world, flat.numel())
-    if world == 1:
-        everyone[0] = flat
-    else:
-        all_gather_single(everyone.view(-1), flat, group=group)
-        settle(group)
-    if not kept:
+    axes = [_axes(param) for _, param in params]
+    if not kept and not any(axes):
         return []
-    everyone = everyone.cpu()
-    found: Bucket = []
-    at = 0
-    for (name, param), part in zip(sharded, parts, strict=True):
-        rows = everyone[:, at : at + part.numel()].reshape(-1, *param.shape[1:])
-        found.append((name, rows[: param.shape[0]]))
-        at += part.numel()
+    parts = [param.to_local() if isinstance(param, DTensor) else param for _, param in params]
+    # FSDP2 has cut what each member of a team has: it is put together first, and from all members only what a bucket has.
+    for axis in (ACROSS, AXIS):
+        cut = [i for i, its in enumerate(axes) if axis in its]
+        if not cut:
+            continue
+        last = axis == AXIS or not any(AXIS in its for its in axes)
+        mine = [parts[i] for i in cut], [axes[i][axis] for i in cut]
+        whole = _joined(*mine, dtype, kept=kept or not last, host=last)
+        for i, part in zip(cut, whole, strict=True):
+            parts[i] = part
+    return [(name, part.to("cpu", dtype)) for (name, _), part in zip(params, parts, strict=True)] if kept else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """That a parameter is cut up between the ranks of a group: into chunks of equal height, the last ones shorter or empty."""
+
+    group: dist.ProcessGroup
+    dim: int
+    length: int  # of all chunks
+
+
+def _axes(param: torch.Tensor) -> dict[str, _Axis]:
+    """Along which axes a parameter is cut up: between teams, or all ranks where there are none, and within a team."""
+    if not isinstance(param, DTensor):
+        return {}
+    mesh = param.device_mesh
+    names, shape = mesh.mesh_dim_names or (ACROSS,), list(param.shape)
+    found: dict[str, _Axis] = {}
+    for i, (name, placement) in reversed(list(enumerate(zip(names, param.placements, strict=True)))):
+        dim: int | None = getattr(
+            placement, "dim", None
+        )  # torch's strided shards have one as well, and say they are none
+        if dim is None:
+            continue
+        axis = AXIS if name == AXIS else ACROSS
+        found[axis] = _Axis(group=mesh.get_group(i), dim=dim, length=shape[dim])
+        height = -(-shape[dim] // mesh.size(i))
+        at = mesh.get_local_rank(i) * height
+        shape[dim] = max(0, min(height, shape[dim] - at))  # what the next axis, which was cut after it, is cut out of
+    return found
+
+
+def _joined(
+    parts: Sequence[torch.Tensor], axes: Sequence[_Axis], dtype: torch.dtype, *, kept: bool, host: bool
+) -> Sequence[torch.Tensor]:
+    """All chunks of these put together, in one collective; on the host, if that is where they go. Who only joins it has nothing
+    of it `kept`.
+    """
+    group, world = axes[0].group, axes[0].group.size()
+    if world == 1:
+        return parts
+    shapes = [
+        (*part.shape[: axis.dim], -(-axis.length // world), *part.shape[axis.dim + 1 :])
+        for part, axis in zip(parts, axes, strict=True)
+    ]
+    flat, at = parts[0].new_zeros(sum(map(prod, shapes)), dtype=dtype), 0
+    for part, axis, shape in zip(parts, axes, shapes, strict=True):
+        row = flat[at : (at := at + prod(shape))].view(shape)
+        row.narrow(axis.dim, 0, part.shape[axis.dim]).copy_(part)
+    everyone = flat.new_empty(world, flat.numel())
+    all_gather_single(everyone.view(-1), flat, group=group)
+    settle(group)
+    if not kept:
+        return parts
+    everyone = everyone.cpu() if host else everyone
+    found, at = [], 0
+    for axis, shape in zip(axes, shapes, strict=True):
+        its = everyone[:, at : (at := at + prod(shape))]
+        found.append(torch.cat([row.view(shape) for row in its], axis.dim).narrow(axis.dim, 0, axis.length))
     return found
 
 
