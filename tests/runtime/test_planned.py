@@ -70,6 +70,61 @@ def test_a_team_that_shares_layers_and_tokens_computes_what_one_process_does(kin
     assert {name: apart for name, apart in found[0].items() if apart > CLOSE} == {}
 
 
+@pytest.mark.parametrize(
+    ("kind", "cuts", "how"),
+    [
+        ("phi", 2, {"wide": True}),
+        ("phi", 1, {"wide": True}),
+        ("llama", 2, {}),
+        ("llama-tied", 2, {}),
+        ("llama-tied", 1, {"length": 6}),
+        ("qwen3_moe", 1, {}),
+        ("gemma", 2, {}),
+    ],
+)
+def test_log_probabilities_need_no_whole_logits(workers: Workers, kind: str, cuts: int, how: dict[str, Any]):
+    first, second = workers.run(planned_job.scored, 2, generation=next(GENERATION), kind=kind, cuts=cuts, **how)
+    places = how.get("length", 9) - 1
+    columns = first.pop("columns"), second.pop("columns")
+    assert columns == ((34.0, 33.0) if cuts == 2 else (67.0, 67.0)), "of 67 words"
+    assert first.pop("places") == second.pop("places") == (places if cuts == 2 else -(-places // 2))
+    assert first == second, "the members see the same"
+    close = 1e-10 if how.get("wide") else CLOSE
+    assert {name: apart for name, apart in first.items() if apart > close} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "lora"), [("qwen3", False), ("llama-tied", False), ("qwen2", True)])
+def test_a_head_is_shared_by_columns_and_by_places_at_once(kind: str, lora: bool):
+    gang = Workers(4)
+    try:
+        found = gang.run(planned_job.scored, 4, generation=next(GENERATION), kind=kind, cuts=2, lora=lora)
+    finally:
+        gang.close()
+    assert [one.pop("columns") for one in found] == [34.0, 33.0, 34.0, 33.0]
+    assert {one.pop("places") for one in found} == {4.0}
+    assert all(one == found[0] for one in found)
+    assert {name: apart for name, apart in found[0].items() if apart > CLOSE} == {}
+
+
+@pytest.mark.parametrize("cuts", [2, 1])
+def test_adapters_are_shared_with_the_layers_that_they_are_on(workers: Workers, cuts: int):
+    how = {"kind": "qwen3", "cuts": cuts, "lora": True}
+    first, second = workers.run(planned_job.scored, 2, generation=next(GENERATION), **how)
+    for one in (first, second):
+        del one["columns"], one["places"]
+    assert first == second, "the members see the same"
+    assert sum("lora_" in name for name in first) == 2 * 2 * 7
+    assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
+
+
+def test_a_member_takes_half_of_what_logits_of_a_large_vocabulary_take(workers: Workers):
+    how = {"words": 152_000, "places": 64}
+    for cuts in (2, 1):
+        for whole, part in workers.run(planned_job.peak_bytes, 2, generation=next(GENERATION), cuts=cuts, **how):
+            assert part < 0.55 * whole, (cuts, part, whole)
+
+
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
     for whole, half in workers.run(planned_job.kept_bytes, 2, generation=next(GENERATION), length=200):
         assert half < 0.56 * whole
