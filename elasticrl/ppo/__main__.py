@@ -38,7 +38,9 @@ from elasticrl.ppo.staleness import staleness_of
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
-from elasticrl.runtime.tokens import share_tokens, tokens_of
+from elasticrl.runtime.outline import give_memory
+from elasticrl.runtime.team import ACROSS
+from elasticrl.runtime.tokens import tokens_of
 from elasticrl.runtime.trained import strategy_of
 
 if TYPE_CHECKING:
@@ -307,21 +309,27 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
         strategy = strategy_of(tree, role)
 
         def make() -> nn.Module:
-            weights: models.Weights = "filled" if base.fills else "later" if strategy == "fsdp" else "read"
+            later = strategy == "fsdp" or tree.model.team > 1
+            weights: models.Weights = "filled" if base.fills else "later" if later else "read"
             if role == "critic":
                 return models.critic(tree.model, paths[role], weights=weights)
             return models.actor(tree.model, paths[role], seed=tree.job.seed, weights=weights)
 
         def fill(model: nn.Module) -> None:
-            if not base.fills and any(param.is_meta for param in model.parameters()):
-                from elasticrl.runtime.fsdp import give_memory  # half a second of imports, for this alone
+            if not any(param.is_meta for param in model.parameters()):
+                return
+            if strategy == "fsdp":
+                from elasticrl.runtime import fsdp  # half a second of imports, for this alone
 
+                fsdp.give_memory(model, device)
+            else:
                 give_memory(model, device)
+            if not base.fills:
                 models.fill(model, paths[role])
 
         made = frozen.within(role, make)
         if tree.model.team > 1 and strategy == "replicated":
-            return shared(made, device)
+            return shared(made, device, fill)
         return given_as(strategy, made, device, fill)
 
     return {role: given(role) for role in roles}
@@ -395,35 +403,44 @@ def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
 def shards(
     make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None
 ) -> Callable[[DeviceMesh], nn.Module]:
-    """The model with every layer a unit of FSDP2's, and then filled. A team shares its tokens."""
+    """The model with every layer a unit of FSDP2's, and then filled. Where the mesh is a team's, that shares it before."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
-        model = make()
-        if (tokens := tokens_of(mesh)) is not None:
-            share_tokens(body(model), tokens)
+        model, across = make(), mesh
+        if mesh.ndim > 1 or tokens_of(mesh) is not None:
+            share(body(model), mesh)
+            across = mesh[ACROSS]
         for layers in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
             for layer in layers:
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+                fully_shard(layer, mesh=across)
+        fully_shard(model, mesh=across)
         fill(model)
         return model
 
     return build
 
 
-def shared(make: Callable[[], nn.Module], device: str) -> Callable[[DeviceMesh], nn.Module]:
+def shared(
+    make: Callable[[], nn.Module], device: str, fill: Callable[[nn.Module], None]
+) -> Callable[[DeviceMesh], nn.Module]:
     """The model as the team of the mesh shares it: its layers by transformers' own plan for its kind, or its tokens."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
-        from elasticrl.runtime.planned import share  # half a second of imports, which only teams need
-
         model = make()
         share(body(model), mesh)
+        fill(model)
         return model.to(device)
 
     return build
+
+
+def share(model: nn.Module, mesh: DeviceMesh) -> None:
+    """As `planned.share`."""
+    from elasticrl.runtime import planned  # half a second of imports, which only teams need
+
+    planned.share(model, mesh)
 
 
 def given_as(

@@ -33,6 +33,7 @@ from elasticrl.ppo.losses import wide
 from elasticrl.ppo.sizes import may_share
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.team import local, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -450,7 +451,9 @@ def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) 
 
 
 def fill(model: nn.Module, path: str) -> None:
-    """The weights of a sharded model that was made for "later": each rank reads its own rows of each, and nothing else."""
+    """The weights of a model that was made for "later", and then sharded, or shared by a team: each rank reads its own part of
+    each, and nothing else.
+    """
     body: Any = model.actor if isinstance(model, Tied) else model
     params = dict(body.named_parameters())
     lacks = {name for name in params if not _is_head(name)}
@@ -464,9 +467,7 @@ def fill(model: nn.Module, path: str) -> None:
                             f"{name} in {file} is another one than as the model was made: give it a folder of its own"
                         )
                     lacks.discard(name)
-                    local, world, rank = param.to_local(), param.device_mesh.size(), param.device_mesh.get_local_rank()
-                    start = min(rank * -(-param.shape[0] // world), param.shape[0])  # as FSDP2 cuts them
-                    local.copy_(whole[start : start + local.shape[0]])
+                    local(param).copy_(whole[part_of(param)])
     if lacks:
         raise ModelError(f"{path} lacks {len(lacks)} weights that it had as the model was made ({min(lacks)}, ...)")
 

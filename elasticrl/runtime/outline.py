@@ -1,9 +1,9 @@
 """Models without their weights, for where those are overwritten at once by what was kept: nobody reads them from a disk then.
 
-The one idea: a sharded model is built anew for each gang, and its weights come from memory or a vault anyway. So a builder may
-leave its parameters on torch's device `meta` where `run.fills` says so, and the strategy gives each rank the memory of its own
-slices alone. Buffers come from nobody's memory: they are computed as ever, and have to be the same without weights beside
-them: one that is drawn needs a generator of its own.
+The one idea: a model that is sharded, or that a team shares, is built anew for each gang, and its weights come from memory or a
+vault anyway. So a builder may leave its parameters on torch's device `meta` where `run.fills` says so, and the strategy gives
+each rank the memory of its own part alone. Buffers come from nobody's memory: they are computed as ever, and have to be the
+same without weights beside them: one that is drawn needs a generator of its own.
 
     def build(mesh):
         with outlined() if run.fills else nullcontext():
@@ -18,8 +18,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils import deterministic
+
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.names import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,3 +58,35 @@ def outlined() -> Iterator[None]:
     finally:
         torch_s.fill_uninitialized_memory = fills
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+def give_memory(model: nn.Module, device: str) -> None:
+    """Zeros for this rank's part of what was built without memory, once a team has cut it. What FSDP2 cuts up as well gets its
+    memory from `fsdp.give_memory`.
+    """
+    made: dict[int, nn.Parameter] = {}  # by the first one's id: one that is tied to another stays the very same
+    for module in model.modules():
+        for name, param in module._parameters.items():  # noqa: SLF001 - torch asks nobody who replaces one
+            if param is not None and param.is_meta:
+                if id(param) not in made:
+                    zeros = torch.zeros_like(param, device=device)
+                    made[id(param)] = nn.Parameter(zeros, requires_grad=param.requires_grad)
+                module._parameters[name] = made[id(param)]  # noqa: SLF001
+
+
+def check_memory(model: nn.Module, *, fills: bool) -> None:
+    """Misuse where something was built without memory that nobody fills afterwards."""
+    lost = [name for name, param in parameters(model) if param.is_meta and not (fills and param.requires_grad)]
+    if made := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise Misuse(
+            f"The buffer {made[0]} has no memory: nobody fills buffers. Compute it from no weight, or build the model whole."
+        )
+    if lost and fills:
+        raise Misuse(
+            f"{len(lost)} parameters have no memory ({lost[0]}, ...) and do not train: nobody fills them, so build them whole."
+        )
+    if lost:
+        raise Misuse(
+            f"{len(lost)} parameters have no memory ({lost[0]}, ...), and there is nothing yet that they are filled with: "
+            "build them whole unless run.fills says otherwise."
+        )

@@ -253,8 +253,8 @@ class Run:
 
     @property
     def fills(self) -> bool:
-        """While a sharded model is built: are its trained weights overwritten at once by what was kept? A builder need not read
-        them then (`runtime.outline`).
+        """While a model is built that is sharded or shared by a team: are its trained weights overwritten at once by what was
+        kept? A builder need not read them then (`runtime.outline`).
         """
         return self._generation is not None and self._generation.fills
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate
 
 from elasticrl.runtime.tokens import Split, Tokens, once
 from elasticrl.runtime.torch_names import all_gather_single
@@ -87,6 +86,8 @@ def cut_head(model: nn.Module, mesh: DeviceMesh, vocabulary: int) -> None:
     """Of the model's head, which this team has cut and whose output is a DTensor: its logits are put together, but in a pass
     whose logits stay apart.
     """
+    from torch.distributed.tensor import Replicate  # half a second of imports, which only teams need
+
     module, head = _marked(model)
     assert module is not None
     assert head is not None

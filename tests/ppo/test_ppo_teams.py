@@ -29,26 +29,35 @@ def outcome(gang: Nodes) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "arch", "how"),
+    ("algorithm", "arch", "how", "strategy"),
     [
-        pytest.param("ppo", "qwen2", "tp", marks=pytest.mark.slow),
-        ("grpo", "qwen2", "tp"),
-        pytest.param("ppo", "qwen2", "cp", marks=pytest.mark.slow),
-        pytest.param("grpo", "qwen3_moe", "tp", marks=pytest.mark.slow),
-        pytest.param("grpo", "qwen3_moe", "cp", marks=pytest.mark.slow),
+        pytest.param("ppo", "qwen2", "tp", "fsdp", marks=pytest.mark.slow),
+        ("grpo", "qwen2", "tp", "replicated"),
+        pytest.param("grpo", "qwen2", "tp", "fsdp", marks=pytest.mark.slow),
+        pytest.param("grpo", "llama", "tp", "lora", marks=pytest.mark.slow),
+        pytest.param("ppo", "qwen2", "cp", "fsdp", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen2", "cp", "lora", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "tp", "replicated", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "cp", "replicated", marks=pytest.mark.slow),
     ],
 )
-def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str, arch: str, how: str):
+def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(
+    tmp_path: Path, algorithm: str, arch: str, how: str, strategy: str
+):
+    """Two teams under `strategy`, and one that is replicated."""
     conf = small(tmp_path)
     more = {"algorithm": "grpo", "group": 4, "kl": {"where": "off"}} if algorithm == "grpo" else {"kl": {"coef": 0.01}}
     conf["ppo"] = {"batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "critic_lr": 4e-3, **more}
-    conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1), how: 2}
+    words = (*tiny.WORDS, "<one>", "<more>")  # FSDP2 cuts a member's rows evenly
+    conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1, words=words), how: 2}
+    if strategy == "lora":
+        conf["model"]["lora"] = {"rank": 4}
     conf["node"] = {"workers": 2}
     with nodes(tmp_path / "one", conf, copies=1) as gang:
         gang.plan("n0", "n1")
         gang.until_done(within_s=120.0)
         expected = outcome(gang)
-    if how == "cp" and algorithm == "ppo":
+    if strategy == "fsdp":
         conf["model"]["strategy"] = "fsdp"  # the same bits
     with nodes(tmp_path / "two", conf, copies=2) as gang:
         gang.plan("n0", "n1", "n2", "n3")
