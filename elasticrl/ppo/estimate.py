@@ -293,7 +293,7 @@ def _notes(tree: Tree) -> tuple[str, ...]:
         )
     if cp > 1:
         said.append(
-            f"{cp} members share tokens (model.cp): activations of layers are a member's, those of head and logits are whole. "
+            f"{cp} members share tokens (model.cp): activations of layers, head and logits are a member's. "
             "Seconds are those of one worker that computes all, so upper bounds. The exchanges around attention are not in the "
             "bytes."
         )
@@ -435,9 +435,11 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
             tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing, sharers=tree.model.cp,
             cuts=tree.model.tp,
         )  # fmt: skip
-        # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
-        more = 4 * role.shape.logits(answers) if role.head else 0
-        logits = f" + 4 B x 4 x logits {role.shape.logits(answers):,}" if role.head else ""
+        # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32. A
+        # member of a team has its columns, at its places.
+        mine = role.shape.logits(-(-answers // tree.model.cp)) // tree.model.tp
+        more = 4 * mine if role.head else 0
+        logits = f" + 4 B x 4 x logits {mine:,}" if role.head else ""
         found.append(
             Line(
                 role=role.name,

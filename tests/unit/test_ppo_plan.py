@@ -67,6 +67,7 @@ def test_what_members_of_a_team_share_is_divided(large: str) -> None:
     assert cut["actor", "weights"] * 2 == pytest.approx(plain["actor", "weights"])
     assert cut["rollout", "KV cache"] * 2 == plain["rollout", "KV cache"] == shared["rollout", "KV cache"]
     assert shared["actor", "activations"] < cut["actor", "activations"] < plain["actor", "activations"]
+    assert cut["actor", "activations"] < 0.6 * plain["actor", "activations"], "most of it are logits, which are cut too"
 
 
 def test_what_spares_hold_that_load_ahead_is_said(large: str) -> None:
