@@ -1,6 +1,7 @@
 """Models of transformers that a team shares, held against the same models whole."""
 
 import ctypes
+import gc
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from torch import nn
 
 from elasticrl.runtime.group import form
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.planned import share
+from elasticrl.runtime.reading import read
 from elasticrl.runtime.team import form_team, local
 from elasticrl.runtime.tokens import Tokens, check_known, form_tokens
 from elasticrl.runtime.vocabulary import log_probs, loss
@@ -184,7 +187,7 @@ def scored(
     logits = plain(input_ids=tokens, use_cache=False).logits[:, :-1]
     p = (logits / 0.7).log_softmax(-1)
     expected = {"log_probs": p.gather(-1, tokens[:, 1:, None])[..., 0], "entropy": -(p.exp() * p).sum(-1)}
-    expected["loss"] = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])  # transformers' rounds to float32
+    expected["loss"] = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])
     said = log_probs(shared, tokens, temperature=0.7, entropy=True)
     found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels)}
     for one in (expected, found):
@@ -235,6 +238,46 @@ def peak_bytes(
         found.append(_resident() - before)
     gang.leave()
     return found[0], found[1]
+
+
+def read_parts(
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, folder: str, cuts: int = 2, **sizes: Any
+) -> tuple[int, int, list[str]]:
+    """The memory of a member that has built a model whole, and of one that has read its part; and the names of parameters that
+    are others then. The files are of bfloat16: a process takes memory of its own for what it makes float32.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 16)
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    mesh, _ = groups(world, cuts)
+    if rank == 0:
+        whole(kind, **sizes).bfloat16().save_pretrained(folder)
+    dist.barrier()
+    taken = []
+    for _ in range(2):  # the first time makes what is made once
+        before = _own()
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        taken.append(_own() - before)
+        shared = share(plain, mesh)
+        before = _own()
+        with outlined():
+            config = transformers.AutoConfig.from_pretrained(folder)
+            mine = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        read(share(mine, mesh), folder)
+        taken.append(_own() - before)
+    theirs, here = (dict(model.named_parameters()) for model in (shared, mine))
+    odd = [name for name in theirs.keys() & here.keys() if not torch.equal(local(here[name]), local(theirs[name]))]
+    odd += theirs.keys() ^ here.keys()  # a head that is tied has no name of its own
+    gang.leave()
+    return taken[2], taken[3], odd
+
+
+def _own() -> int:
+    """The memory that this process has to itself: no pages of files."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def _resident() -> int:

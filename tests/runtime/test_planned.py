@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import planned_job
@@ -123,6 +124,16 @@ def test_a_member_takes_half_of_what_logits_of_a_large_vocabulary_take(workers: 
     for cuts in (2, 1):
         for whole, part in workers.run(planned_job.peak_bytes, 2, generation=next(GENERATION), cuts=cuts, **how):
             assert part < 0.55 * whole, (cuts, part, whole)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "qwen3_moe", "mixtral"])
+def test_a_member_reads_its_own_part_and_nothing_else(workers: Workers, kind: str, tmp_path: Path):
+    how = {"kind": kind, "folder": str(tmp_path), "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024}
+    if kind == "qwen3_moe":
+        how |= {"moe_intermediate_size": 512}
+    for whole, part, odd in workers.run(planned_job.read_parts, 2, generation=next(GENERATION), **how):
+        assert odd == []
+        assert part < 0.6 * whole
 
 
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
