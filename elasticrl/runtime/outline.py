@@ -61,17 +61,21 @@ def outlined() -> Iterator[None]:
 
 
 def give_memory(model: nn.Module, device: str) -> None:
-    """Zeros for this rank's part of what was built without memory, once a team has cut it. What FSDP2 cuts up as well gets its
-    memory from `fsdp.give_memory`.
+    """Zeros for this rank's part of what was built without memory, once a team has cut it, and buffers beside it. What FSDP2
+    cuts up as well gets its memory from `fsdp.give_memory`.
     """
+    if not any(param.is_meta for param in model.parameters()):
+        return
     made: dict[int, nn.Parameter] = {}  # by the first one's id: one that is tied to another stays the very same
     for module in model.modules():
-        for name, param in module._parameters.items():  # noqa: SLF001 - torch asks nobody who replaces one
+        own, buffers = module._parameters, module._buffers  # noqa: SLF001 - torch asks nobody who replaces one
+        for name, param in own.items():
             if param is not None and param.is_meta:
                 if id(param) not in made:
                     zeros = torch.zeros_like(param, device=device)
                     made[id(param)] = nn.Parameter(zeros, requires_grad=param.requires_grad)
-                module._parameters[name] = made[id(param)]  # noqa: SLF001
+                own[name] = made[id(param)]
+        buffers.update({name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()})
 
 
 def check_memory(model: nn.Module, *, fills: bool) -> None:
