@@ -129,7 +129,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
     needed = ppo.kl.where != "off" and not ref_away
-    reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
+    reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
@@ -279,7 +279,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
             shuffle=tree.data.shuffle,
         )
     )  # fmt: skip
-    reference = frozen.model("ref", lambda: reference_of(tree)) if compares(ppo) else None
+    reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if compares(ppo) else None
     roles = Roles(model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device)
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
@@ -335,11 +335,16 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
     return {role: given(role) for role in roles}
 
 
-def reference_of(tree: Tree) -> nn.Module | None:
+def reference_of(tree: Tree, weights: models.Weights = "read") -> nn.Module | None:
     """None where the reference is the actor without its adapters: it costs no memory then."""
     if tree.model.lora.rank and tree.model.ref_path is None:
         return None
-    return models.reference(tree.model, tree.model.ref_path or str(tree.model.path))
+    return models.reference(tree.model, tree.model.ref_path or str(tree.model.path), weights=weights)
+
+
+def outline_of(tree: Tree) -> Callable[[], nn.Module | None]:
+    """Makes the reference without its weights."""
+    return lambda: reference_of(tree, "filled")
 
 
 def now_sent(trainer: Trainer) -> Iterable[tuple[str, torch.Tensor]]:

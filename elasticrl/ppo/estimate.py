@@ -275,8 +275,8 @@ def _check_divides(tree: Tree, actor: Shape) -> None:
 
 
 def _part(role: Role, members: int) -> Role:
-    """What one member of a team has of a role that trains."""
-    if role.strategy is None or members == 1:
+    """What one member of a team has of a role; of a reward model all."""
+    if members == 1 or role.name == "reward":
         return role
     return replace(role, count=-(-role.count // members), trained=-(-role.trained // members))
 
@@ -287,8 +287,8 @@ def _notes(tree: Tree) -> tuple[str, ...]:
     said = []
     if tp > 1:
         said.append(
-            f"A model is cut up between {tp} workers (model.tp): P and T of what trains are one worker's, W counts models. "
-            "What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it all, so "
+            f"A model is cut up between {tp} workers (model.tp): P and T are one worker's (of a reward model all), W counts "
+            "models. What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it all, so "
             "upper bounds. The collectives inside of a layer are not in the bytes."
         )
     if cp > 1:

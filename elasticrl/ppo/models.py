@@ -173,9 +173,9 @@ def critic(model: Model, path: str, *, weights: Weights = "read") -> nn.Module:
     return _load(kind, path, model, trained=True, weights=weights, config=config)
 
 
-def reference(model: Model, path: str) -> nn.Module:
+def reference(model: Model, path: str, *, weights: Weights = "read") -> nn.Module:
     """What the actor is held near to. Frozen, and bit for bit what an actor with these weights computes."""
-    return narrowed(_load(transformers.AutoModelForCausalLM, path, model, trained=False), model)
+    return narrowed(_load(transformers.AutoModelForCausalLM, path, model, trained=False, weights=weights), model)
 
 
 def reward_model(model: Model, path: str) -> nn.Module:
@@ -391,8 +391,9 @@ def _load(
     info: Any = {"missing_keys": ()}
     try:
         with quietly():
-            if trained:
-                more["config"] = still(more.get("config") or transformers.AutoConfig.from_pretrained(path))
+            if trained or weights != "read":
+                config = more.get("config") or transformers.AutoConfig.from_pretrained(path)
+                more["config"] = still(config) if trained else config
             found = _outline(kind, path, model, more["config"], weights) if weights != "read" else None
             if found is None:
                 found, info = kind.from_pretrained(

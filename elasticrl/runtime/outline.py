@@ -26,7 +26,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @contextmanager
@@ -60,22 +60,39 @@ def outlined() -> Iterator[None]:
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
-def give_memory(model: nn.Module, device: str) -> None:
-    """Zeros for this rank's part of what was built without memory, once a team has cut it, and buffers beside it. What FSDP2
-    cuts up as well gets its memory from `fsdp.give_memory`.
+def give_memory(model: nn.Module, device: str, kept: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Memory for this rank's part of what was built without, once a team has cut it, and buffers beside it: zeros, or what was
+    `kept` of each parameter. What FSDP2 cuts up as well gets its memory from `fsdp.give_memory`.
     """
     if not any(param.is_meta for param in model.parameters()):
         return
+    named = {id(param): name for name, param in model.named_parameters()}
     made: dict[int, nn.Parameter] = {}  # by the first one's id: one that is tied to another stays the very same
     for module in model.modules():
         own, buffers = module._parameters, module._buffers  # noqa: SLF001 - torch asks nobody who replaces one
         for name, param in own.items():
             if param is not None and param.is_meta:
                 if id(param) not in made:
-                    zeros = torch.zeros_like(param, device=device)
-                    made[id(param)] = nn.Parameter(zeros, requires_grad=param.requires_grad)
+                    memory = _zeros(param, device) if kept is None else _around(kept[named[id(param)]], param)
+                    made[id(param)] = nn.Parameter(memory, requires_grad=param.requires_grad)
                 own[name] = made[id(param)]
         buffers.update({name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()})
+
+
+def _zeros(param: nn.Parameter, device: str) -> torch.Tensor:
+    return torch.zeros_like(param, device=device)
+
+
+def _around(part: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
+    """What is as the parameter is, with this rank's part in it."""
+    if not hasattr(param, "placements"):
+        return part
+    from torch.distributed.tensor import DTensor  # which is there already, where a parameter is one
+
+    like: Any = param
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def check_memory(model: nn.Module, *, fills: bool) -> None:

@@ -143,7 +143,7 @@ def strategy_for(
                 build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host, fills=fills,
                 team=team, tokens=tokens,
             )  # fmt: skip
-        model = build(_mesh(team, tokens, device))
+        model = build(team_mesh(team, tokens, device))
         check_memory(model, fills=fills)
         give_memory(model, device)
         return Replicated(
@@ -200,7 +200,7 @@ def _check_shared(name: str, role: Trained, tree: Tree) -> None:
         )
 
 
-def _mesh(team: Team | None, tokens: Tokens | None, device: str) -> DeviceMesh:
+def team_mesh(team: Team | None, tokens: Tokens | None, device: str) -> DeviceMesh:
     """What a builder is given where parameters are not sharded."""
     if team is None:
         assert tokens is not None

@@ -9,6 +9,8 @@ from elastic_kit import small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+import frozen_parts
+from forked_workers import Workers
 from gang_kit import Nodes, digests
 
 from elasticrl.ppo import tiny
@@ -68,3 +70,18 @@ def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(
         gang.plan("n0", "n1", "n2", "n3")
         gang.until_done(within_s=120.0)
         assert outcome(gang) == expected
+
+
+@pytest.mark.parametrize(("how", "dtype"), [("tp", "float32"), ("tp", "bfloat16"), ("cp", "float32")])
+def test_a_team_shares_its_reference_whose_files_are_read_once(tmp_path: Path, how: str, dtype: str):
+    path = tiny.write(tmp_path / "small", hidden=32, layers=2)
+    gang = Workers(2)
+    try:
+        first, second = gang.run(frozen_parts.through_two_gangs, 2, path=path, how=how, dtype=dtype)
+    finally:
+        gang.close()
+    for found in (first, second):
+        assert found["same"], "a later gang's has the same numbers"
+        assert found["apart"] < (1e-5 if dtype == "float32" else 0.1)
+        assert found["reads"] == 1
+        assert found["bytes"] < (0.55 if how == "tp" else 1.01) * found["of"]
