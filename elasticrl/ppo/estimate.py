@@ -288,8 +288,8 @@ def _notes(tree: Tree) -> tuple[str, ...]:
     if tp > 1:
         said.append(
             f"A model is cut up between {tp} workers (model.tp): P and T are one worker's (of a reward model all), W counts "
-            "models. What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it all, so "
-            "upper bounds. The collectives inside of a layer are not in the bytes."
+            "models. What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it "
+            "all, so upper bounds. The collectives inside of a layer are not in the bytes."
         )
     if cp > 1:
         said.append(
