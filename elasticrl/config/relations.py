@@ -112,7 +112,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "model.lora.rank", "reward.url", "environment.function", "evaluate.every",
+    "model.strategy", "rollout.engine", "reward.url", "environment.function", "evaluate.every",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.reward.strategy",
 )  # fmt: skip
@@ -123,7 +123,7 @@ def _beyond_teams(t: Tree) -> list[str]:
     """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
     by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
     """
-    usual = {"rollout.engine": "torch", "model.lora.rank": 0, "evaluate.every": 0}
+    usual = {"rollout.engine": "torch", "evaluate.every": 0}
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
     found: list[str] = []
@@ -131,8 +131,8 @@ def _beyond_teams(t: Tree) -> list[str]:
         value: Any = t
         for word in key.split("."):
             value = getattr(value, word)
-        if t.model.tp == 1 and key in trained and value == "fsdp":
-            continue  # who shares tokens alone has whole layers, which it may cut as others do
+        if key in trained and value == "fsdp":
+            continue
         if value != usual[key] if key in usual else value not in off:
             found.append(f"{key}: {value}")
     return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]

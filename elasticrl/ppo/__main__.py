@@ -38,7 +38,9 @@ from elasticrl.ppo.staleness import staleness_of
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
-from elasticrl.runtime.tokens import share_tokens, tokens_of
+from elasticrl.runtime.outline import give_memory
+from elasticrl.runtime.team import ACROSS
+from elasticrl.runtime.tokens import tokens_of
 from elasticrl.runtime.trained import strategy_of
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
     needed = ppo.kl.where != "off" and not ref_away
-    reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
+    reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
@@ -277,7 +279,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
             shuffle=tree.data.shuffle,
         )
     )  # fmt: skip
-    reference = frozen.model("ref", lambda: reference_of(tree)) if compares(ppo) else None
+    reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if compares(ppo) else None
     roles = Roles(model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device)
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
@@ -307,31 +309,42 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
         strategy = strategy_of(tree, role)
 
         def make() -> nn.Module:
-            weights: models.Weights = "filled" if base.fills else "later" if strategy == "fsdp" else "read"
+            later = strategy == "fsdp" or tree.model.team > 1
+            weights: models.Weights = "filled" if base.fills else "later" if later else "read"
             if role == "critic":
                 return models.critic(tree.model, paths[role], weights=weights)
             return models.actor(tree.model, paths[role], seed=tree.job.seed, weights=weights)
 
         def fill(model: nn.Module) -> None:
-            if not base.fills and any(param.is_meta for param in model.parameters()):
-                from elasticrl.runtime.fsdp import give_memory  # half a second of imports, for this alone
+            if not any(param.is_meta for param in model.parameters()):
+                return
+            if strategy == "fsdp":
+                from elasticrl.runtime import fsdp  # half a second of imports, for this alone
 
+                fsdp.give_memory(model, device)
+            else:
                 give_memory(model, device)
+            if not base.fills:
                 models.fill(model, paths[role])
 
         made = frozen.within(role, make)
         if tree.model.team > 1 and strategy == "replicated":
-            return shared(made, device)
+            return shared(made, device, fill)
         return given_as(strategy, made, device, fill)
 
     return {role: given(role) for role in roles}
 
 
-def reference_of(tree: Tree) -> nn.Module | None:
+def reference_of(tree: Tree, weights: models.Weights = "read") -> nn.Module | None:
     """None where the reference is the actor without its adapters: it costs no memory then."""
     if tree.model.lora.rank and tree.model.ref_path is None:
         return None
-    return models.reference(tree.model, tree.model.ref_path or str(tree.model.path))
+    return models.reference(tree.model, tree.model.ref_path or str(tree.model.path), weights=weights)
+
+
+def outline_of(tree: Tree) -> Callable[[], nn.Module | None]:
+    """Makes the reference without its weights."""
+    return lambda: reference_of(tree, "filled")
 
 
 def now_sent(trainer: Trainer) -> Iterable[tuple[str, torch.Tensor]]:
@@ -395,35 +408,44 @@ def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
 def shards(
     make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None
 ) -> Callable[[DeviceMesh], nn.Module]:
-    """The model with every layer a unit of FSDP2's, and then filled. A team shares its tokens."""
+    """The model with every layer a unit of FSDP2's, and then filled. Where the mesh is a team's, that shares it before."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
-        model = make()
-        if (tokens := tokens_of(mesh)) is not None:
-            share_tokens(body(model), tokens)
+        model, across = make(), mesh
+        if mesh.ndim > 1 or tokens_of(mesh) is not None:
+            share(body(model), mesh)
+            across = mesh[ACROSS]
         for layers in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
             for layer in layers:
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+                fully_shard(layer, mesh=across)
+        fully_shard(model, mesh=across)
         fill(model)
         return model
 
     return build
 
 
-def shared(make: Callable[[], nn.Module], device: str) -> Callable[[DeviceMesh], nn.Module]:
+def shared(
+    make: Callable[[], nn.Module], device: str, fill: Callable[[nn.Module], None]
+) -> Callable[[DeviceMesh], nn.Module]:
     """The model as the team of the mesh shares it: its layers by transformers' own plan for its kind, or its tokens."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
-        from elasticrl.runtime.planned import share  # half a second of imports, which only teams need
-
         model = make()
         share(body(model), mesh)
+        fill(model)
         return model.to(device)
 
     return build
+
+
+def share(model: nn.Module, mesh: DeviceMesh) -> None:
+    """As `planned.share`."""
+    from elasticrl.runtime import planned  # half a second of imports, which only teams need
+
+    planned.share(model, mesh)
 
 
 def given_as(

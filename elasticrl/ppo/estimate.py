@@ -275,8 +275,8 @@ def _check_divides(tree: Tree, actor: Shape) -> None:
 
 
 def _part(role: Role, members: int) -> Role:
-    """What one member of a team has of a role that trains."""
-    if role.strategy is None or members == 1:
+    """What one member of a team has of a role; of a reward model all."""
+    if members == 1 or role.name == "reward":
         return role
     return replace(role, count=-(-role.count // members), trained=-(-role.trained // members))
 
@@ -287,13 +287,13 @@ def _notes(tree: Tree) -> tuple[str, ...]:
     said = []
     if tp > 1:
         said.append(
-            f"A model is cut up between {tp} workers (model.tp): P and T of what trains are one worker's, W counts models. "
-            "What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it all, so "
-            "upper bounds. The collectives inside of a layer are not in the bytes."
+            f"A model is cut up between {tp} workers (model.tp): P and T are one worker's (of a reward model all), W counts "
+            "models. What each has whole, such as norms and routers, comes on top. Seconds are those of one worker that has it "
+            "all, so upper bounds. The collectives inside of a layer are not in the bytes."
         )
     if cp > 1:
         said.append(
-            f"{cp} members share tokens (model.cp): activations of layers are a member's, those of head and logits are whole. "
+            f"{cp} members share tokens (model.cp): activations of layers, head and logits are a member's. "
             "Seconds are those of one worker that computes all, so upper bounds. The exchanges around attention are not in the "
             "bytes."
         )
@@ -435,9 +435,11 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
             tokens, answers if role.head else 0, checkpointing=tree.model.gradient_checkpointing, sharers=tree.model.cp,
             cuts=tree.model.tp,
         )  # fmt: skip
-        # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
-        more = 4 * role.shape.logits(answers) if role.head else 0
-        logits = f" + 4 B x 4 x logits {role.shape.logits(answers):,}" if role.head else ""
+        # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32. A
+        # member of a team has its columns, at its places.
+        mine = role.shape.logits(-(-answers // tree.model.cp)) // tree.model.tp
+        more = 4 * mine if role.head else 0
+        logits = f" + 4 B x 4 x logits {mine:,}" if role.head else ""
         found.append(
             Line(
                 role=role.name,

@@ -18,6 +18,8 @@ from zlib_ng.zlib_ng import crc32
 
 from elasticrl.runtime.digest import outliers
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.outline import give_memory
+from elasticrl.runtime.team import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,14 +49,29 @@ class Word:
     proven: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a member of a team has of a model that the team shares, from one generation to the next.
+
+    Example: Part(index=1, params={"model.norm.weight": tensor([1.0, ...])})
+    """
+
+    index: int  # in its team
+    params: Mapping[str, torch.Tensor]
+
+
 class Frozen:
-    """Whole on each worker, or with layers that are sharded, and then built anew for each gang."""
+    """Whole on each worker, or with layers that are sharded, or shared by a team, and then built anew for each gang."""
 
     def __init__(self, tree: Tree, device: str) -> None:
         self._device = device
         frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
         self._sharded = {role for role, placement in frozen.items() if placement.strategy == "fsdp"}
+        self._shared = {"ref"} if tree.model.team > 1 else set[str]()
+        self._team = tree.model.team
+        self._parts: dict[str, Part] = {}
         self._make: dict[str, Callable[[], nn.Module | None]] = {}
+        self._outline: dict[str, Callable[[], nn.Module | None]] = {}
         self._whole: dict[str, nn.Module | None] = {}
         self._here: dict[str, int] = {}
         self._proven: dict[str, int] = {}  # seen by this process
@@ -67,10 +84,12 @@ class Frozen:
         self._what = {role: f"The frozen weights of {role}, read from {path}," for role, path in paths.items()}
         self._what[ENDS] = f"The tokens that end an answer, read from {model.path},"
 
-    def model(self, role: str, make: Callable[[], nn.Module | None]) -> nn.Module | None:
-        """It, if it is whole; else how it will be made is remembered."""
-        if role in self._sharded:
-            self._make[role] = make
+    def model(
+        self, role: str, make: Callable[[], nn.Module | None], outline: Callable[[], nn.Module | None] | None = None
+    ) -> nn.Module | None:
+        """It, if it is whole; else how it will be made is remembered, and its `outline`, if it can be made without weights."""
+        if role in self._sharded or role in self._shared:
+            self._make[role], self._outline[role] = make, outline or make
             return None
         made = make()
         self._note(role, made)
@@ -86,9 +105,28 @@ class Frozen:
         if role not in self._make:
             return self.whole(role)
         gc.collect()  # FSDP2 ties a model and its hooks into circles, and the last generation's has to go first
+        if role in self._shared:
+            return self._of_team(role, base)
         made = self._make[role]()
         self._note(role, made)
         return layered(made, base.mesh)
+
+    def _of_team(self, role: str, base: Run) -> nn.Module | None:
+        """As the team shares it. Its files are read once; later gangs get what this process kept of them."""
+        from elasticrl.runtime.planned import share  # half a second of imports, which only teams need
+
+        index, part = base.rank % self._team, self._parts.get(role)
+        kept = part.params if part is not None and part.index == index else None
+        made = self._outline[role]() if kept is not None else self._make[role]()
+        if made is None:
+            return None
+        if not any(param.is_meta for param in made.parameters()):
+            self._note(role, made)
+        share(made, base.team_mesh)
+        give_memory(made, self._device, kept)
+        made.to(self._device)
+        self._parts[role] = Part(index=index, params={name: local(it).detach() for name, it in made.named_parameters()})
+        return made
 
     def within(self, role: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """The same maker of a model that trains; what of it does not (the base under adapters) is told of too."""

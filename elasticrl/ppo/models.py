@@ -19,19 +19,17 @@ import torch
 import transformers
 from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from elasticrl.base.parsed import parsed
 from elasticrl.ppo.losses import wide
 from elasticrl.ppo.sizes import may_share
 from elasticrl.runtime.outline import outlined
+from elasticrl.runtime.reading import Unreadable, blocks_of, files_of, stored_in, whole_shapes
+from elasticrl.runtime.reading import fill as read_parts
 from elasticrl.runtime.rng import Streams
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
-FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 EXPERTS = (
     "num_experts",
     "num_local_experts",
@@ -176,9 +173,9 @@ def critic(model: Model, path: str, *, weights: Weights = "read") -> nn.Module:
     return _load(kind, path, model, trained=True, weights=weights, config=config)
 
 
-def reference(model: Model, path: str) -> nn.Module:
+def reference(model: Model, path: str, *, weights: Weights = "read") -> nn.Module:
     """What the actor is held near to. Frozen, and bit for bit what an actor with these weights computes."""
-    return narrowed(_load(transformers.AutoModelForCausalLM, path, model, trained=False), model)
+    return narrowed(_load(transformers.AutoModelForCausalLM, path, model, trained=False, weights=weights), model)
 
 
 def reward_model(model: Model, path: str) -> nn.Module:
@@ -394,8 +391,9 @@ def _load(
     info: Any = {"missing_keys": ()}
     try:
         with quietly():
-            if trained:
-                more["config"] = still(more.get("config") or transformers.AutoConfig.from_pretrained(path))
+            if trained or weights != "read":
+                config = more.get("config") or transformers.AutoConfig.from_pretrained(path)
+                more["config"] = still(config) if trained else config
             found = _outline(kind, path, model, more["config"], weights) if weights != "read" else None
             if found is None:
                 found, info = kind.from_pretrained(
@@ -434,15 +432,16 @@ def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) 
     if found.state_dict().keys() - {name for name, _ in found.named_parameters(remove_duplicate=False)}:
         return None  # buffers that are saved with the weights
     if weights == "later" or found.all_tied_weights_keys:
-        if get_model_conversion_mapping(found, add_legacy=False):
-            return None  # what its files call otherwise
-        stored = _stored(path)
+        blocks = blocks_of(found, stored_in(_files(path)))
+        if blocks is None:
+            return None  # its files hold something that is made otherwise
+        stored = {block.param for block in blocks.values()}
         for pair in found.all_tied_weights_keys.items():
             if sum(any(name.endswith(end) for name in stored) for end in pair) != 1:
                 return None  # files with both may hold different ones, and these are not tied then
         shapes = {name: tuple(param.shape) for name, param in found.named_parameters()}
-        fresh = {name: shape for name, shape in shapes.items() if _is_head(name)}
-        if weights == "later" and any((fresh | stored).get(name) != shape for name, shape in shapes.items()):
+        there = {name: shape for name, shape in shapes.items() if _is_head(name)} | whole_shapes(blocks)
+        if weights == "later" and any(there.get(name) != shape for name, shape in shapes.items()):
             return None
     if found.can_generate() and has(path, GENERATION_FILE):
         found.generation_config = transformers.GenerationConfig.from_pretrained(path)  # which `export` writes
@@ -450,24 +449,17 @@ def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) 
 
 
 def fill(model: nn.Module, path: str) -> None:
-    """The weights of a sharded model that was made for "later": each rank reads its own rows of each, and nothing else."""
+    """The weights of a model that was made for "later", and then sharded, or shared by a team: each rank reads its own part of
+    each, and nothing else.
+    """
     body: Any = model.actor if isinstance(model, Tied) else model
-    params = dict(body.named_parameters())
-    lacks = {name for name in params if not _is_head(name)}
-    with torch.no_grad():
-        for file in _files(path):
-            with safe_open(file, "pt") as opened:
-                for name in params.keys() & set(opened.keys()):
-                    param, whole = params[name], opened.get_slice(name)
-                    if tuple(whole.get_shape()) != tuple(param.shape) or whole.get_dtype() not in FLOATS:
-                        raise ModelError(
-                            f"{name} in {file} is another one than as the model was made: give it a folder of its own"
-                        )
-                    lacks.discard(name)
-                    local, world, rank = param.to_local(), param.device_mesh.size(), param.device_mesh.get_local_rank()
-                    start = min(rank * -(-param.shape[0] // world), param.shape[0])  # as FSDP2 cuts them
-                    local.copy_(whole[start : start + local.shape[0]])
-    if lacks:
+    files = _files(path)
+    try:
+        blocks = blocks_of(body, stored_in(files, codes=True))
+        lacks = read_parts(dict(body.named_parameters()), blocks or {}, files)
+    except Unreadable as error:
+        raise ModelError(str(error)) from error
+    if lacks := {name for name in lacks if not _is_head(name)}:
         raise ModelError(f"{path} lacks {len(lacks)} weights that it had as the model was made ({min(lacks)}, ...)")
 
 
@@ -477,24 +469,8 @@ def _more(config: Any) -> bool:
 
 
 def _files(path: str) -> Sequence[Path]:
-    """Those of a model's weights in safetensors, as far as they are here, as transformers picks them."""
-    folder = Path(path) if Path(path).is_dir() else Path(hf_hub_download(path, "config.json")).parent
-    if (folder / SAFE_WEIGHTS_NAME).is_file():
-        return [folder / SAFE_WEIGHTS_NAME]
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    names = parsed(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
-    files = [folder / name for name in sorted(set(names))]
-    return files if all(file.is_file() for file in files) else ()
-
-
-def _stored(path: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights in a model's files, by name, as far as they are numbers and no codes."""
-    found: dict[str, tuple[int, ...]] = {}
-    for file in _files(path):
-        with safe_open(file, "pt") as opened:
-            held = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-            found |= {name: tuple(one.get_shape()) for name, one in held.items() if one.get_dtype() in FLOATS}
-    return found
+    """Those of a model's weights in safetensors, as far as they are here."""
+    return files_of(Path(path) if Path(path).is_dir() else Path(hf_hub_download(path, "config.json")).parent)
 
 
 def _is_head(name: str) -> bool:

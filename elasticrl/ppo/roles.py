@@ -7,12 +7,13 @@ model is spread, in which type it computes, or whether the critic is a head of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from elasticrl.ppo import models
-from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.losses import entropies, tempered, with_entropy
+from elasticrl.runtime.vocabulary import logits_apart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Model
     from elasticrl.ppo.batches import Rows
     from elasticrl.ppo.rewards import Judge
+
+
+class Said(NamedTuple):
+    """What a policy says of response tokens, [samples, tokens] each; values if the model is tied.
+
+    Example: Said(logprobs=tensor([[-0.31, ...]]), entropy=tensor([[1.2, ...]]), values=None)
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +55,32 @@ class Roles:
         """The critic is a head of the actor."""
         return isinstance(self.actor, models.Tied)
 
-    def logits(self, model: nn.Module, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of each response token's place; and values, if the model is tied."""
+    def said(self, model: nn.Module, rows: Rows, *, slopes: bool = False) -> Said:
+        """Of each response token. With `slopes` the entropies have a gradient. Where a team shares the head nobody has all
+        logits: its members exchange what they come to.
+        """
         model.train(torch.is_grad_enabled())
-        with models.computing(self.model, self.device):
-            return models.response_logits(model, rows)
+        body = model.actor if isinstance(model, models.Tied) else model
+        with models.computing(self.model, self.device), logits_apart(body) as head:
+            logits, values = models.response_logits(model, rows)
+        tokens = response(rows)
+        if head is not None:
+            found, entropy = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
+        else:
+            found, entropy = with_entropy(logits, tokens, self.temperature)
+            entropy = entropies(logits, self.temperature) if slopes else entropy
+        return Said(found, entropy, values)
 
     def policy(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """(log-probabilities [samples, tokens],), with the values if they come in the same pass."""
-        logits, values = self.logits(self.actor, rows)
-        found = logprobs(logits, response(rows), self.temperature)
-        return (found,) if values is None else (found, values)
+        found = self.said(self.actor, rows)
+        return (found.logprobs,) if found.values is None else (found.logprobs, found.values)
 
     def reference(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """(log-probabilities [samples, tokens],)."""
         model = self.ref or self.actor
         with models.without_adapters(model.actor if isinstance(model, models.Tied) else model):
-            return (logprobs(self.logits(model, rows)[0], response(rows), self.temperature),)
+            return (self.said(model, rows).logprobs,)
 
     def values(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """(a separate critic's values [samples, tokens],)."""

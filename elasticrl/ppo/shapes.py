@@ -151,7 +151,7 @@ class Shape:
 
     def saved(self, tokens: int, answer: int, *, checkpointing: bool, sharers: int = 1, cuts: int = 1) -> int:
         """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head. So many `sharers` have the
-        tokens of the layers between them, and heads and matrices are cut into so many parts.
+        tokens of layers and head between them, and heads, matrices and the vocabulary are cut into so many parts.
 
         A layer keeps for each token 6 H (two norms: what came in, normed, scaled), 5 Q (queries, keys, values, what came out of
         attention, twice; norms of queries and keys keep 3 (Q + K) / 2 more), 4 I (gate before and after its activation, up,
@@ -165,7 +165,8 @@ class Shape:
         mixed = self.chosen * (2 * self.hidden + 4 * self.inner + 8) + self.experts if self.experts else 0
         layer = here * (6 * self.hidden + cut // cuts + mixed)
         layers = self.layers * here * self.hidden + layer if checkpointing else self.layers * layer
-        return layers + 4 * tokens * self.hidden + answer * self.hidden + self.logits(answer)
+        through = -(-answer // sharers)
+        return layers + 4 * tokens * self.hidden + through * self.hidden + self.logits(through) // cuts
 
     def logits(self, answer: int) -> int:
         """Numbers of the logits of so many tokens of responses."""

@@ -29,18 +29,16 @@ from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import (
     Entries,
-    entropies,
     importance_weights,
     masked,
     policy_loss,
     summed,
     value_loss,
-    with_entropy,
 )  # fmt: skip
 from elasticrl.ppo.models import steady
 from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
-from elasticrl.ppo.roles import Roles, response
+from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
 from elasticrl.ppo.staleness import ON_TIME, Staleness
@@ -386,14 +384,12 @@ class Trainer:
         """The surrogate, and what is added to it."""
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
-        logits, values = self.roles.logits(self.roles.actor, rows)
-        new, entropy = with_entropy(logits, response(rows), self.roles.temperature)
+        new, entropy, values = self.roles.said(self.roles.actor, rows, slopes=bool(ppo.entropy_coef))
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
         loss = term.loss.over(count)
         if ppo.entropy_coef:
-            entropy = entropies(logits, self.roles.temperature)
             loss = loss - ppo.entropy_coef * summed(entropy, mask, how).over(count)
         if ppo.kl.where == "loss":
             coef = self.coefficient.of(self.run.buffer.step)

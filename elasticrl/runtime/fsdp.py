@@ -28,6 +28,7 @@ from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import Layout, Piece, up
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.names import bare, parameters
+from elasticrl.runtime.outline import check_memory
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
 from elasticrl.runtime.team import ACROSS, cuts_of, whole_name
@@ -85,7 +86,7 @@ class Fsdp(Strategy):
         super().__init__(deal, rank, group, point, team, tokens)
         mesh = team.grid(device) if team else DeviceMesh.from_group(group, device, mesh_dim_names=(ACROSS,))
         self.model = build(tokens.on(mesh) if tokens else mesh)
-        _check_memory(self.model, fills=fills)
+        check_memory(self.model, fills=fills)
         give_memory(self.model, device)
         _check_cut(self.model, deal.world)
         self.cuts = cuts_of(parameters(self.model), team) if team else {}
@@ -318,24 +319,6 @@ def give_memory(model: torch.nn.Module, device: str) -> None:
         trains = held.sharded_param.requires_grad
         held._setattr_on_modules(torch.nn.Parameter(zeros, requires_grad=trains))  # in all modules that share it
         held.reset_sharded_param()  # type: ignore[no-untyped-call] # torch has not annotated it
-
-
-def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
-    """Misuse where something was built without memory that nobody fills afterwards."""
-    lost = [name for name, param in parameters(model) if param.is_meta and not (fills and param.requires_grad)]
-    if made := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
-        raise Misuse(
-            f"The buffer {made[0]} has no memory: nobody fills buffers. Compute it from no weight, or build the model whole."
-        )
-    if lost and fills:
-        raise Misuse(
-            f"{len(lost)} parameters have no memory ({lost[0]}, ...) and do not train: nobody fills them, so build them whole."
-        )
-    if lost:
-        raise Misuse(
-            f"{len(lost)} parameters have no memory ({lost[0]}, ...), and there is nothing yet that they are filled with: "
-            "build them whole unless run.fills says otherwise."
-        )
 
 
 def _check_cut(model: torch.nn.Module, world: int) -> None:

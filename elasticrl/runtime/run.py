@@ -57,7 +57,7 @@ from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.sealing import Sealing, see_committed
 from elasticrl.runtime.search import Search
-from elasticrl.runtime.spread import ahead
+from elasticrl.runtime.spread import ahead, team_mesh
 from elasticrl.runtime.step import Body, Lane, Step, named_samples
 from elasticrl.runtime.strategy import Reduced
 from elasticrl.runtime.team import check_team
@@ -253,8 +253,8 @@ class Run:
 
     @property
     def fills(self) -> bool:
-        """While a sharded model is built: are its trained weights overwritten at once by what was kept? A builder need not read
-        them then (`runtime.outline`).
+        """While a model is built that is sharded or shared by a team: are its trained weights overwritten at once by what was
+        kept? A builder need not read them then (`runtime.outline`).
         """
         return self._generation is not None and self._generation.fills
 
@@ -324,6 +324,12 @@ class Run:
         from torch.distributed.device_mesh import DeviceMesh
 
         return DeviceMesh.from_group(self._gang.group, self.context.device)
+
+    @property
+    def team_mesh(self) -> DeviceMesh:
+        """Of this generation's team, for models that it shares and does not train."""
+        assert self._generation is not None
+        return team_mesh(self._generation.team, self._generation.tokens, self.context.device)
 
     @property
     def life(self) -> str:

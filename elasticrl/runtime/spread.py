@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.outline import check_memory, give_memory
 from elasticrl.runtime.replicated import Replicated, Rows
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.team import ACROSS, AXIS
@@ -51,7 +52,8 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
     filled = agreed.remembered or (agreed.checkpoint is not None and not tree.checkpoint.allow)
     for name, role in given.roles.items():
         shard = held.pop(name, None)
-        generation.fills = fills = filled and strategy_of(tree, name) == "fsdp" and generation.team is None
+        anew = strategy_of(tree, name) == "fsdp" or generation.place.team > 1
+        generation.fills = fills = filled and anew
         if shard is not None and count is not None:
             shard.go_to(count)
         role.strategy = strategy_for(
@@ -141,8 +143,11 @@ def strategy_for(
                 build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host, fills=fills,
                 team=team, tokens=tokens,
             )  # fmt: skip
+        model = build(team_mesh(team, tokens, device))
+        check_memory(model, fills=fills)
+        give_memory(model, device)
         return Replicated(
-            build(_mesh(team, tokens, device)), role.rule_of, deal=deal, rank=rank, group=group if deal.world > 1 else None,
+            model, role.rule_of, deal=deal, rank=rank, group=group if deal.world > 1 else None,
             bucket_bytes=bucket_bytes, shard=shard, offload=host, team=team, tokens=tokens,
         )  # fmt: skip
     if isinstance(given, torch.nn.Module):
@@ -195,7 +200,7 @@ def _check_shared(name: str, role: Trained, tree: Tree) -> None:
         )
 
 
-def _mesh(team: Team | None, tokens: Tokens | None, device: str) -> DeviceMesh:
+def team_mesh(team: Team | None, tokens: Tokens | None, device: str) -> DeviceMesh:
     """What a builder is given where parameters are not sharded."""
     if team is None:
         assert tokens is not None

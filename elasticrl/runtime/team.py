@@ -183,6 +183,21 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if hasattr(tensor, "placements") else tensor  # type: ignore[attr-defined] # noqa: SLF001
 
 
+def part_of(param: torch.Tensor) -> tuple[slice, ...]:
+    """What of the whole this rank has: what a team has cut for it, and of that the rows that FSDP2 has."""
+    where = [slice(0, length) for length in param.shape]
+    axes: tuple[str, ...] = param.device_mesh.mesh_dim_names or () if hasattr(param, "device_mesh") else ()
+    for axis in (axis for axis in (AXIS, ACROSS) if axis in axes):
+        mesh, placement = param.device_mesh[axis], param.placements[axes.index(axis)]  # type: ignore[attr-defined]
+        if not placement.is_replicate():
+            dim = placement.dim  # is_shard() is false of rows that are cut twice
+            within, rank = where[dim], mesh.get_local_rank()
+            height = -(-(within.stop - within.start) // mesh.size())
+            start, stop = (min(within.start + height * edge, within.stop) for edge in (rank, rank + 1))
+            where[dim] = slice(start, stop)
+    return tuple(where)
+
+
 def lie_in(param: torch.nn.Parameter, memory: torch.Tensor) -> None:
     """This rank's part of the parameter lies in this memory from now on."""
     if hasattr(param, "placements"):

@@ -113,25 +113,29 @@ def share_tokens(model: nn.Module, tokens: Tokens, *, cuts: int = 1) -> None:
             once(module, tokens)
 
 
-def once(module: nn.Module, whose: Tokens | DeviceMesh) -> None:
-    """The gradient of its own parameters counts on one member alone: all compute it alike. For what a model has behind its
-    layers, such as a head of a script's own.
+def once(module: nn.Module, whose: Tokens | DeviceMesh, *, when: Callable[[], bool] = lambda: True) -> None:
+    """The gradient of its own parameters counts on one member alone: all compute it alike, `when` a pass is of that kind. For
+    what a model has behind its layers, such as a head of a script's own.
     """
     tokens = whose if isinstance(whose, Tokens) else tokens_of(whose)
     if tokens is None:
         return
     tokens.known.add(module)
     if tokens.index and next(module.parameters(recurse=False), None) is not None:
-        on_gradients(module, torch.zeros_like)
+        on_gradients(module, torch.zeros_like, when=when)
 
 
-def on_gradients(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def on_gradients(
+    module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], *, when: Callable[[], bool] = lambda: True
+) -> None:
     """In each pass through a module, what its own parameters get as gradients is changed so. A hook on a parameter would do the
     same, but for FSDP2, which puts other parameters in their places.
     """
     forward = module.forward
 
     def stood_in(*args: Any, **kwargs: Any) -> Any:
+        if not when():
+            return forward(*args, **kwargs)
         with _stand_ins(module, change):
             return forward(*args, **kwargs)
 
@@ -175,8 +179,11 @@ def _check(config: Any, base: Any, size: int, cuts: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Split:
-    """One pass's sequences, as a member has them: tokens index * part <= i < (index + 1) * part of `length`, then padding."""
+class Split:
+    """One pass's sequences, as a member has them: tokens index * part <= i < (index + 1) * part of `length`, then padding.
+
+    Example: Split(tokens=Tokens(size=2, index=1, group=...), length=9), of which this member has 4 and padding
+    """
 
     tokens: Tokens
     length: int
@@ -191,6 +198,11 @@ class _Split:
         start = self.tokens.index * self.part
         there = whole[:, start : start + self.part]
         return _padded(there, self.part).contiguous()  # a view would keep all of it in memory
+
+    def taken(self, whole: torch.Tensor) -> torch.Tensor:
+        """As `mine`, of what all members have alike: its gradient is made of all their parts', so it is alike on them too."""
+        found: torch.Tensor = _Taken.apply(whole, self)  # type: ignore[no-untyped-call]
+        return found
 
     def together(self, mine: torch.Tensor) -> torch.Tensor:
         """The reverse."""
@@ -241,13 +253,31 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         ctx.tokens = tokens
-        come = mine.new_empty(tokens.size * len(mine), *mine.shape[1:])
-        all_gather_single(come, mine.contiguous(), group=tokens.group)
-        return torch.cat(come.chunk(tokens.size), 1)
+        return _gathered(mine, tokens)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0].chunk(ctx.tokens.size, 1)[ctx.tokens.index].contiguous(), None
+
+
+class _Taken(torch.autograd.Function):
+    """The reverse: a member goes on with its own part of what all have alike."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, split: Split) -> torch.Tensor:
+        ctx.split = split
+        return split.mine(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _gathered(grads[0], ctx.split.tokens)[:, : ctx.split.length], None
+
+
+def _gathered(mine: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """[batch, size * part, ...] of each member's [batch, part, ...]."""
+    come = mine.new_empty(tokens.size * len(mine), *mine.shape[1:])
+    all_gather_single(come, mine.contiguous(), group=tokens.group)
+    return torch.cat(come.chunk(tokens.size), 1)
 
 
 # ---- hooks: what a model's parts are given, and what they give
@@ -266,7 +296,7 @@ def _begins(tokens: Tokens) -> Callable[..., Any]:
             more["use_cache"] = False
         if more.get("past_key_values") is None and more.get("use_cache") is False:
             given = next(it for it in (*args, more.get("input_ids"), more.get("inputs_embeds")) if it is not None)
-            more[KEY] = _Split(tokens=tokens, length=given.shape[1])
+            more[KEY] = Split(tokens=tokens, length=given.shape[1])
         return args, more  # with a cache each member computes all: a token that comes next is too short to share
 
     return begins
@@ -274,13 +304,13 @@ def _begins(tokens: Tokens) -> Callable[..., Any]:
 
 def _enters_first(_module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Of the first layer: from here on there are this member's tokens alone."""
-    split: _Split | None = kwargs.get(KEY)
+    split: Split | None = kwargs.get(KEY)
     return None if split is None else ((split.mine(args[0]), *args[1:]), kwargs)
 
 
 def _enters(_module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Of each layer: what belongs to tokens is theirs. The mask is attention's, which has all of them."""
-    split: _Split | None = kwargs.get(KEY)
+    split: Split | None = kwargs.get(KEY)
     if split is None:
         return None
     more = dict(kwargs)
@@ -293,13 +323,13 @@ def _enters(_module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _leaves_last(_module: nn.Module, _args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Of the last layer: the sequences are whole again."""
-    split: _Split | None = kwargs.get(KEY)
+    split: Split | None = kwargs.get(KEY)
     return out if split is None else split.together(out)
 
 
 def _ends(_module: nn.Module, _args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Of the model without its head: what it has collected from its layers is put together too."""
-    split: _Split | None = kwargs.get(KEY)
+    split: Split | None = kwargs.get(KEY)
     if split is None:
         return out
     if (logits := getattr(out, "router_logits", None)) is not None:
@@ -320,7 +350,7 @@ def _registered(plain: str) -> str:
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
     ) -> tuple[torch.Tensor, Any]:
         attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(plain, _eager(module))
-        split: _Split | None = more.pop(KEY, None)
+        split: Split | None = more.pop(KEY, None)
         if split is None:
             found: tuple[torch.Tensor, Any] = attention(module, query, key, value, mask, **more)
             return found

@@ -30,7 +30,7 @@ ADAPTERS = ", lora: {rank: 2, alpha: 6}"
 TIED = ", value_head: tied"
 
 
-@pytest.fixture(params=["lora", "tied", "both"], scope="module")
+@pytest.fixture(params=["lora", pytest.param("team", marks=pytest.mark.slow), "tied", "both"], scope="module")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """(the kind of model, the folder of the base model, the run's folder, its configuration, the checkpoint's tensors)."""
     tmp_path = tmp_path_factory.mktemp(request.param)
@@ -44,13 +44,16 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "rollout": {"max_tokens": 4},
         "data": {"path": str(tmp_path / "prompts.jsonl"), "max_prompt": 6},
     }
-    more = {"lora": ADAPTERS, "tied": TIED, "both": ADAPTERS + TIED}[request.param]
-    if request.param != "tied":
+    kind = "lora" if request.param == "team" else request.param  # the same, of a model that two share
+    more = {"lora": ADAPTERS, "tied": TIED, "both": ADAPTERS + TIED}[kind]
+    if request.param == "team":
+        conf["model"]["tp"], conf["node"] = 2, {"workers": 2}
+    if kind != "tied":
         conf["model"]["lora"] = {"rank": 2, "alpha": 6}
-    if request.param != "lora":
+    if kind != "lora":
         conf["model"]["value_head"] = "tied"
     with Nodes(tmp_path / "gang", steps=2, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=0) as gang:
-        gang.plan("n0")
+        gang.plan(*["n0", "n1"][: 1 + (request.param == "team")])
         gang.until_done()
         run = gang.run_dir
     config = tmp_path / "job.yaml"
@@ -61,7 +64,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for full, piece in source.wholes("actor.").items():
         tensors[full.removeprefix("actor.")] = torch.empty(piece.shape, dtype=dtype_of(piece.dtype))
         source.fill([(piece, tensors[full.removeprefix("actor.")])])
-    return request.param, base, run, config, tensors
+    return kind, base, run, config, tensors
 
 
 def elasticrl(*arguments: object, ok: int = 0) -> str:

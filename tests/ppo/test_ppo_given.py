@@ -98,6 +98,26 @@ def test_given_answers_train_to_the_same_bits_for_any_gang(
     assert all(0.0 < loss < (30.0 if kind.get("preference_loss") == "ipo" else 4.0) for loss in losses)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "how"), [("sft", "tp"), ("dpo", "cp")])
+def test_a_team_learns_given_answers_as_one_worker_does_but_for_rounding(
+    tmp_path: Path, conf, algorithm: str, how: str
+):
+    told = []
+    for team, world in ((1, 1), (2, 2), (2, 4)):
+        shares = {**conf, "model": {**conf["model"], how: team}, "node": {"workers": team}}
+        with nodes(tmp_path / f"{team}-{world}", shares, {"algorithm": algorithm}, world) as gang:
+            gang.env["ELASTICRL_HISTORY"] = str(gang.folder / "history")
+            gang.plan(*(f"n{i}" for i in range(world)))
+            gang.until_done()
+            told.append(outcome(gang, algorithm))
+    (alone, plain), one, two = told
+    assert one == two, "of one team and of two"
+    assert one[0] != alone, "sums of a team have another order"
+    loss = "loss" if algorithm == "sft" else "preference_loss"
+    assert [step[loss] for step in one[1]] == pytest.approx([step[loss] for step in plain], rel=1e-4)
+
+
 def written(folder, *records):
     path = folder / "given.jsonl"
     path.write_text("\n".join(map(json.dumps, records)))

@@ -391,7 +391,7 @@ def mesh_of(rank, world):
     """A mesh of so many ranks, of which only one is there: enough for cutting a model up."""
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (world,))
+        yield init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     finally:
         dist.destroy_process_group()
 

@@ -9,6 +9,8 @@ from elastic_kit import small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+import frozen_parts
+from forked_workers import Workers
 from gang_kit import Nodes, digests
 
 from elasticrl.ppo import tiny
@@ -29,26 +31,37 @@ def outcome(gang: Nodes) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "arch", "how"),
+    ("algorithm", "arch", "how", "strategy"),
     [
-        pytest.param("ppo", "qwen2", "tp", marks=pytest.mark.slow),
-        ("grpo", "qwen2", "tp"),
-        pytest.param("ppo", "qwen2", "cp", marks=pytest.mark.slow),
-        pytest.param("grpo", "qwen3_moe", "tp", marks=pytest.mark.slow),
-        pytest.param("grpo", "qwen3_moe", "cp", marks=pytest.mark.slow),
+        pytest.param("ppo", "qwen2", "tp", "fsdp", marks=pytest.mark.slow),
+        ("grpo", "qwen2", "tp", "replicated"),
+        pytest.param("grpo", "qwen2", "tp", "fsdp", marks=pytest.mark.slow),
+        pytest.param("grpo", "llama", "tp", "lora fsdp", marks=pytest.mark.slow),
+        pytest.param("ppo", "qwen2", "cp", "fsdp", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen2", "cp", "lora", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "tp", "replicated", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "cp", "replicated", marks=pytest.mark.slow),
     ],
 )
-def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, algorithm: str, arch: str, how: str):
+def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(
+    tmp_path: Path, algorithm: str, arch: str, how: str, strategy: str
+):
+    """Two teams under `strategy`, and one that is replicated."""
     conf = small(tmp_path)
-    more = {"algorithm": "grpo", "group": 4, "kl": {"where": "off"}} if algorithm == "grpo" else {"kl": {"coef": 0.01}}
+    more: dict[str, Any] = {"kl": {"coef": 0.01}}
+    if algorithm == "grpo":
+        more = {"algorithm": "grpo", "group": 4, "kl": {"where": "loss"}, "entropy_coef": 0.01}
     conf["ppo"] = {"batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "critic_lr": 4e-3, **more}
-    conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1), how: 2}
+    words = (*tiny.WORDS, "<one>", "<more>")  # FSDP2 cuts a member's rows evenly
+    conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1, words=words), how: 2}
+    if "lora" in strategy:
+        conf["model"]["lora"] = {"rank": 4}
     conf["node"] = {"workers": 2}
     with nodes(tmp_path / "one", conf, copies=1) as gang:
         gang.plan("n0", "n1")
         gang.until_done(within_s=120.0)
         expected = outcome(gang)
-    if how == "cp" and algorithm == "ppo":
+    if "fsdp" in strategy:
         conf["model"]["strategy"] = "fsdp"  # the same bits
     with nodes(tmp_path / "two", conf, copies=2) as gang:
         gang.plan("n0", "n1", "n2", "n3")
@@ -57,3 +70,18 @@ def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(tmp_path: Path, a
         gang.plan("n0", "n1", "n2", "n3")
         gang.until_done(within_s=120.0)
         assert outcome(gang) == expected
+
+
+@pytest.mark.parametrize(("how", "dtype"), [("tp", "float32"), ("tp", "bfloat16"), ("cp", "float32")])
+def test_a_team_shares_its_reference_whose_files_are_read_once(tmp_path: Path, how: str, dtype: str):
+    path = tiny.write(tmp_path / "small", hidden=32, layers=2)
+    gang = Workers(2)
+    try:
+        first, second = gang.run(frozen_parts.through_two_gangs, 2, path=path, how=how, dtype=dtype)
+    finally:
+        gang.close()
+    for found in (first, second):
+        assert found["same"], "a later gang's has the same numbers"
+        assert found["apart"] < (1e-5 if dtype == "float32" else 0.1)
+        assert found["reads"] == 1
+        assert found["bytes"] < (0.55 if how == "tp" else 1.01) * found["of"]

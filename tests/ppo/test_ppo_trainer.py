@@ -15,7 +15,7 @@ from ppo_job import job, settings
 
 from bench.fixed_run import FixedRun
 from elasticrl.config.training import Kl, Model
-from elasticrl.ppo import models, sizes
+from elasticrl.ppo import models, sizes, tiny
 from elasticrl.ppo.advantages import gae
 from elasticrl.ppo.batches import take
 from elasticrl.ppo.elastic import BufferPart
@@ -250,6 +250,34 @@ def test_the_first_ratio_of_a_step_is_exactly_one(folders):
         "critic_norm",
     } <= metrics.keys()
     assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_a_mixture_s_first_ratio_is_exactly_one_since_its_tokens_go_to_the_same_experts(tmp_path):
+    """What is trained on is said by the trainer itself, in the passes of its first update: nothing has to be replayed."""
+    path = tiny.write(tmp_path, arch="qwen3_moe", hidden=32, layers=2)
+    ppo = settings(algorithm="grpo", group=4, mini_batch=32, epochs=1, kl=Kl(where="off"))
+    trainer, _ = job(path, ppo=ppo)
+    assert not trainer.heard, "an engine's rows are others: their experts may be too"
+    chosen = {
+        False: Counter(),
+        True: Counter(),
+    }  # whether there are gradients: how often which experts for a pass's tokens
+
+    def note(_module, _inputs, out):
+        _logits, _weights, experts = out
+        assert experts.shape[-1] == 2
+        chosen[torch.is_grad_enabled()][experts.numpy().tobytes()] += 1
+
+    routers = [module for module in trainer.roles.actor.modules() if type(module).__name__ == "Qwen3MoeTopKRouter"]
+    assert len(routers) == 2
+    trainer.engine.model = deepcopy(trainer.roles.actor)  # whose passes are not looked at
+    for router in routers:
+        router.register_forward_hook(note)
+    metrics = trainer.step(0).metrics
+    assert metrics["approx_kl"] == 0.0
+    assert metrics["clip_fraction"] == 0.0
+    assert chosen[True] == chosen[False]
+    assert len(chosen[True]) > 4
 
 
 @pytest.mark.long

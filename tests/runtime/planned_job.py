@@ -1,6 +1,9 @@
 """Models of transformers that a team shares, held against the same models whole."""
 
+import ctypes
+import gc
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +13,12 @@ from torch import nn
 
 from elasticrl.runtime.group import form
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.planned import share
+from elasticrl.runtime.reading import read
 from elasticrl.runtime.team import form_team, local
-from elasticrl.runtime.tokens import check_known, form_tokens
+from elasticrl.runtime.tokens import Tokens, check_known, form_tokens
+from elasticrl.runtime.vocabulary import log_probs, loss
 
 SIZES: dict[str, Any] = {
     "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -134,6 +140,150 @@ def split(
         differences["cached"] = _apart(*(model(expected["logits"].argmax(-1)).logits for model in (shared, plain)))
     gang.leave()
     return differences
+
+
+def adapted(model: nn.Module, **more: Any) -> nn.Module:
+    """With adapters on all projections, none of which is 0."""
+    import peft
+
+    torch.manual_seed(6)
+    made: Any = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules="all-linear", **more))
+    for name, param in made.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(param, std=0.3)
+    found: nn.Module = made
+    return found
+
+
+def groups(world: int, cuts: int) -> tuple[Any, Tokens | None]:
+    """The mesh that a builder is given in a gang that has formed, of members that cut a model up into so many parts, and share
+    tokens where there are more of them.
+    """
+    limit = timedelta(seconds=30)
+    everyone: Any = dist.group.WORLD
+    team = form_team(everyone, cuts, form_s=limit, limit=limit) if cuts > 1 else None
+    if cuts == world:
+        assert team is not None
+        return team.mesh("cpu"), None
+    tokens = form_tokens(everyone, world // cuts, cuts=cuts, form_s=limit, limit=limit)
+    return (tokens.on(team.mesh("cpu")) if team else tokens.mesh("cpu")), tokens
+
+
+def scored(
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, cuts: int, length: int = 9, wide: bool = False,
+    lora: bool = False, **sizes: Any,
+) -> dict[str, float]:  # fmt: skip
+    """How far log-probabilities, entropies, loss and all gradients are from those that one process makes of whole logits."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    mesh, members = groups(world, cuts)
+    dtype = torch.float64 if wide else torch.float32
+    plain, shared = (whole(kind, "sdpa", **sizes).to(dtype) for _ in range(2))  # eager attention rounds to float32
+    if lora:
+        plain, shared = adapted(plain), adapted(shared)
+    shared = share(shared, mesh)
+    tokens = torch.randint(1, 67, (5, length), generator=torch.Generator().manual_seed(1))
+    weights = torch.rand(5, length - 1, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    labels = tokens.masked_fill(torch.arange(length) < 3, -100)
+    logits = plain(input_ids=tokens, use_cache=False).logits[:, :-1]
+    p = (logits / 0.7).log_softmax(-1)
+    expected = {"log_probs": p.gather(-1, tokens[:, 1:, None])[..., 0], "entropy": -(p.exp() * p).sum(-1)}
+    expected["loss"] = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])
+    said = log_probs(shared, tokens, temperature=0.7, entropy=True)
+    found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels)}
+    for one in (expected, found):
+        ((one["log_probs"] + 0.3 * one["entropy"]).mul(weights).sum() + one["loss"]).backward()
+    differences = {name: _apart(found[name].detach(), expected[name].detach()) for name in expected}
+    differences["columns"] = float(said.out.logits.shape[-1])
+    differences["places"] = float(said.out.logits.shape[1])
+    theirs = dict(plain.named_parameters())
+    for name, param in shared.named_parameters():
+        if not param.requires_grad:
+            continue
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        full = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone()
+        if members is not None:
+            dist.all_reduce(full, group=members.group)
+        differences[name] = _apart(full, theirs[name].grad)
+    with torch.no_grad():  # another pass is as ever
+        differences["logits"] = _apart(*(model(tokens, use_cache=False).logits for model in (shared, plain)))
+    gang.leave()
+    return differences
+
+
+def peak_bytes(
+    rank: int, world: int, store: dist.Store, *, generation: int, words: int, places: int, cuts: int
+) -> tuple[int, int]:
+    """What a pass through a head of so many words takes at most, and its backward pass: whole logits, and a member's."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed is no longer resident
+    libc.malloc_trim(0)
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    mesh, _ = groups(world, cuts)
+    model = share(whole("llama", vocab_size=words, num_hidden_layers=1), mesh)
+    tokens = torch.randint(1, words, (1, places + 1), generator=torch.Generator().manual_seed(1))
+
+    def gathered() -> torch.Tensor:
+        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+        return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
+
+    def apart() -> torch.Tensor:
+        return log_probs(model, tokens).log_probs.sum()
+
+    found = []
+    for way in (gathered, apart):
+        way().backward()  # what is made once
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident()
+        way().backward()
+        found.append(_resident() - before)
+    gang.leave()
+    return found[0], found[1]
+
+
+def read_parts(
+    rank: int, world: int, store: dist.Store, *, generation: int, kind: str, folder: str, cuts: int = 2, **sizes: Any
+) -> tuple[int, int, list[str]]:
+    """The memory of a member that has built a model whole, and of one that has read its part; and the names of parameters that
+    are others then. The files are of bfloat16: a process takes memory of its own for what it makes float32.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 16)
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    mesh, _ = groups(world, cuts)
+    if rank == 0:
+        whole(kind, **sizes).bfloat16().save_pretrained(folder)
+    dist.barrier()
+    taken = []
+    for _ in range(2):  # the first time makes what is made once
+        before = _own()
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        taken.append(_own() - before)
+        shared = share(plain, mesh)
+        before = _own()
+        with outlined():
+            config = transformers.AutoConfig.from_pretrained(folder)
+            mine = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        read(share(mine, mesh), folder)
+        taken.append(_own() - before)
+    theirs, here = (dict(model.named_parameters()) for model in (shared, mine))
+    odd = [name for name in theirs.keys() & here.keys() if not torch.equal(local(here[name]), local(theirs[name]))]
+    odd += theirs.keys() ^ here.keys()  # a head that is tied has no name of its own
+    gang.leave()
+    return taken[2], taken[3], odd
+
+
+def _own() -> int:
+    """The memory that this process has to itself: no pages of files."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def _resident() -> int:
+    """The most memory that this process has had since it was told to forget."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def kept_bytes(rank: int, world: int, store: dist.Store, *, generation: int, length: int) -> tuple[int, int]:

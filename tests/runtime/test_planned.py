@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import planned_job
@@ -68,6 +69,71 @@ def test_a_team_that_shares_layers_and_tokens_computes_what_one_process_does(kin
         gang.close()
     assert all(one == found[0] for one in found)
     assert {name: apart for name, apart in found[0].items() if apart > CLOSE} == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cuts", "how"),
+    [
+        ("phi", 2, {"wide": True}),
+        ("phi", 1, {"wide": True}),
+        ("llama", 2, {}),
+        ("llama-tied", 2, {}),
+        ("llama-tied", 1, {"length": 6}),
+        ("qwen3_moe", 1, {}),
+        ("gemma", 2, {}),
+    ],
+)
+def test_log_probabilities_need_no_whole_logits(workers: Workers, kind: str, cuts: int, how: dict[str, Any]):
+    first, second = workers.run(planned_job.scored, 2, generation=next(GENERATION), kind=kind, cuts=cuts, **how)
+    places = how.get("length", 9) - 1
+    columns = first.pop("columns"), second.pop("columns")
+    assert columns == ((34.0, 33.0) if cuts == 2 else (67.0, 67.0)), "of 67 words"
+    assert first.pop("places") == second.pop("places") == (places if cuts == 2 else -(-places // 2))
+    assert first == second, "the members see the same"
+    close = 1e-10 if how.get("wide") else CLOSE
+    assert {name: apart for name, apart in first.items() if apart > close} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "lora"), [("qwen3", False), ("llama-tied", False), ("qwen2", True)])
+def test_a_head_is_shared_by_columns_and_by_places_at_once(kind: str, lora: bool):
+    gang = Workers(4)
+    try:
+        found = gang.run(planned_job.scored, 4, generation=next(GENERATION), kind=kind, cuts=2, lora=lora)
+    finally:
+        gang.close()
+    assert [one.pop("columns") for one in found] == [34.0, 33.0, 34.0, 33.0]
+    assert {one.pop("places") for one in found} == {4.0}
+    assert all(one == found[0] for one in found)
+    assert {name: apart for name, apart in found[0].items() if apart > CLOSE} == {}
+
+
+@pytest.mark.parametrize("cuts", [2, 1])
+def test_adapters_are_shared_with_the_layers_that_they_are_on(workers: Workers, cuts: int):
+    how = {"kind": "qwen3", "cuts": cuts, "lora": True}
+    first, second = workers.run(planned_job.scored, 2, generation=next(GENERATION), **how)
+    for one in (first, second):
+        del one["columns"], one["places"]
+    assert first == second, "the members see the same"
+    assert sum("lora_" in name for name in first) == 2 * 2 * 7
+    assert {name: apart for name, apart in first.items() if apart > CLOSE} == {}
+
+
+def test_a_member_takes_half_of_what_logits_of_a_large_vocabulary_take(workers: Workers):
+    how = {"words": 152_000, "places": 64}
+    for cuts in (2, 1):
+        for whole, part in workers.run(planned_job.peak_bytes, 2, generation=next(GENERATION), cuts=cuts, **how):
+            assert part < 0.55 * whole, (cuts, part, whole)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "qwen3_moe", "mixtral"])
+def test_a_member_reads_its_own_part_and_nothing_else(workers: Workers, kind: str, tmp_path: Path):
+    how = {"kind": kind, "folder": str(tmp_path), "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024}
+    if kind == "qwen3_moe":
+        how |= {"moe_intermediate_size": 512}
+    for whole, part, odd in workers.run(planned_job.read_parts, 2, generation=next(GENERATION), **how):
+        assert odd == []
+        assert part < 0.6 * whole
 
 
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):

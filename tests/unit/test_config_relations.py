@@ -253,10 +253,10 @@ CASES = [
     Case(
         "model.tp",
         "in teams yet",
-        ["node.workers=2", "model.tp=2", "model.lora.rank=4"],
-        "it is 2, with model.lora.rank: 4",
-        ["model.lora.rank=0"],
-        "or leave model.lora.rank at its default",
+        ["node.workers=2", "model.tp=2", "placement.actor.offload=cpu"],
+        "it is 2, with placement.actor.offload: cpu",
+        ["placement.actor.offload=none"],
+        "or leave placement.actor.offload at its default",
     ),
     Case(
         "model.tp",
@@ -955,11 +955,10 @@ def test_lanes_are_counted_against_teams(tmp_path: Path, how: list[str]) -> None
     assert found.remedy == "Raise lanes.count to 32 before the job starts, or lower max_nodes to 2."
 
 
-def test_the_trainer_shards_what_teams_share_by_tokens_alone(tmp_path: Path) -> None:
-    conf = ["node.workers=2", "model.strategy=fsdp", "membership.max_nodes=8"]
-    assert judged(tmp_path, [*conf, "model.cp=2"]).findings == ()
-    (found,) = judged(tmp_path, [*conf, "model.tp=2"]).findings
-    assert found.values.startswith("it is 2, with model.strategy: fsdp")
+@pytest.mark.parametrize("how", ["model.strategy=fsdp", "placement.actor.strategy=fsdp", "model.lora.rank=4"])
+@pytest.mark.parametrize("team", ["model.tp=2", "model.cp=2"])
+def test_the_trainer_shards_what_teams_share_and_knows_their_adapters(tmp_path: Path, team: str, how: str) -> None:
+    assert judged(tmp_path, ["node.workers=2", "membership.max_nodes=8", team, how]).findings == ()
 
 
 def test_the_base_breaks_nothing(tmp_path: Path) -> None:

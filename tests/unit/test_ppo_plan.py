@@ -64,9 +64,11 @@ def test_what_members_of_a_team_share_is_divided(large: str) -> None:
     plain, cut, shared = figures(), figures("model.tp=2"), figures("model.cp=2")
     for what in ("weights", "optimizer"):
         assert shared["actor", what] == plain["actor", what], "the optimizer is spread over all of them"
-    assert cut["actor", "weights"] * 2 == pytest.approx(plain["actor", "weights"])
+    for role in ("actor", "ref"):
+        assert cut[role, "weights"] * 2 == pytest.approx(plain[role, "weights"])
     assert cut["rollout", "KV cache"] * 2 == plain["rollout", "KV cache"] == shared["rollout", "KV cache"]
     assert shared["actor", "activations"] < cut["actor", "activations"] < plain["actor", "activations"]
+    assert cut["actor", "activations"] < 0.6 * plain["actor", "activations"], "most of it are logits, which are cut too"
 
 
 def test_what_spares_hold_that_load_ahead_is_said(large: str) -> None:

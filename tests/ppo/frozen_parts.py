@@ -1,0 +1,59 @@
+"""A reference that a team shares, through two gangs of the same processes."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticrl.config.training import Model
+from elasticrl.config.tree import Tree
+from elasticrl.ppo import models
+from elasticrl.ppo.frozen import Frozen
+from elasticrl.ppo.roles import Roles
+from elasticrl.runtime.group import form
+from elasticrl.runtime.spread import team_mesh
+from elasticrl.runtime.team import form_team
+from elasticrl.runtime.tokens import form_tokens
+
+
+def through_two_gangs(rank: int, world: int, store: dist.Store, *, path: str, how: str, dtype: str) -> dict[str, Any]:
+    """What a shared reference says in each gang, and a whole one; how often its files were read; its bytes, and all."""
+    limit = timedelta(seconds=30)
+    model = {"path": path, how: world, "dtype": dtype}
+    conf = Tree.model_validate({"job": {"name": "job"}, "model": model, "node": {"workers": world}})
+    frozen, reads = Frozen(conf, "cpu"), 0
+
+    def made(weights: models.Weights = "read") -> torch.nn.Module:
+        nonlocal reads
+        reads += weights == "read"
+        return models.reference(conf.model, path, weights=weights)
+
+    assert frozen.model("ref", made, lambda: made("filled")) is None
+    plain = models.reference(Model(path=path, dtype=dtype), path)
+    tokens = torch.randint(0, 14, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    rows = {"tokens": tokens, "start": torch.full((3,), 3), "mask": mask}
+    said = []
+    for generation in (1, 2):
+        gang = form(generation=generation, rank=rank, world=world, store=store)
+        team = form_team(gang.group, world, form_s=limit, limit=limit) if how == "tp" else None
+        shares = form_tokens(gang.group, world, cuts=1, form_s=limit, limit=limit) if how == "cp" else None
+        base: Any = SimpleNamespace(rank=rank, team_mesh=team_mesh(team, shares, "cpu"))
+        ref = frozen.here("ref", base)
+        assert ref is not None
+        with torch.no_grad():
+            said.append(Roles(model=conf.model, actor=plain, ref=ref).reference(rows)[0])
+        held = {it.untyped_storage().data_ptr(): it.untyped_storage().nbytes() for it in map(_here, ref.parameters())}
+        gang.leave()
+    with torch.no_grad():
+        expected = Roles(model=conf.model, actor=plain).reference(rows)[0]
+    return {
+        "same": torch.equal(*said), "apart": float((said[0] - expected).abs().max()), "reads": reads,
+        "bytes": sum(held.values()), "of": sum(it.nbytes for it in plain.parameters()),
+    }  # fmt: skip
+
+
+def _here(param: Any) -> torch.Tensor:
+    return param.to_local() if hasattr(param, "placements") else param
