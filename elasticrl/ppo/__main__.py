@@ -316,7 +316,7 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
             return models.actor(tree.model, paths[role], seed=tree.job.seed, weights=weights)
 
         def fill(model: nn.Module) -> None:
-            if not any(param.is_meta for param in model.parameters()):
+            if base.fills or not any(param.is_meta for param in model.parameters()):
                 return
             if strategy == "fsdp":
                 from elasticrl.runtime import fsdp  # half a second of imports, for this alone
@@ -324,8 +324,7 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
                 fsdp.give_memory(model, device)
             else:
                 give_memory(model, device)
-            if not base.fills:
-                models.fill(model, paths[role])
+            models.fill(model, paths[role])
 
         made = frozen.within(role, make)
         if tree.model.team > 1 and strategy == "replicated":
@@ -436,6 +435,7 @@ def shared(
         model = make()
         share(body(model), mesh)
         fill(model)
+        give_memory(model, device)  # of what is filled with what was kept
         return model.to(device)
 
     return build
