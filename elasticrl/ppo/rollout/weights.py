@@ -261,7 +261,7 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, ke
         whole = _joined(*mine, dtype, kept=kept or not last, host=last)
         for i, part in zip(cut, whole, strict=True):
             parts[i] = part
-    return [(name, part.to("cpu", dtype)) for (name, _), part in zip(params, parts, strict=True)] if kept else []
+    return [(name, part.to(dtype).cpu()) for (name, _), part in zip(params, parts, strict=True)] if kept else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
