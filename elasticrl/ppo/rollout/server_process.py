@@ -337,7 +337,7 @@ def named(tag: weights.Tag) -> str:
     """What a server calls these weights.
 
     >>> named(weights.Tag(life="14 10.0.0.3:41327", version=2560))
-    'elasticrl-2560-9a4ca2af'
+    'elasticrl-2560-61222f47'
     """
     return f"elasticrl-{tag.version}-{hashlib.blake2b(tag.life.encode(), digest_size=4).hexdigest()}"
 
