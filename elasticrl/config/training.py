@@ -345,8 +345,9 @@ class Server(Section):
     weights: Text | None = None
     """A folder in memory that the server can read, for weights on their way to it: the whole model. Set it where the server
     runs as another user or in a container. null: beside the engine's socket, for a server of the same user."""
-    at_once: Count = 256
-    """Samples that it is asked for at a time. More is faster until the server's own limit."""
+    at_once: Count = 64
+    """Samples that it is asked for at a time. More is faster. Keep it below the server's own limit (vLLM's --max-num-seqs): a
+    question that only shows that the server lives would wait in its queue."""
     answer_s: Seconds = 1800.0
     """Seconds for one answer, waiting in the server's queue included. More suits long answers."""
 

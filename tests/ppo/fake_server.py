@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 class State:
     def __init__(self, model: str) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model).eval()
-        self.name, self.lock, self.loads = "default", threading.Lock(), 0
+        self.name, self.lock, self.loads, self.resets = "default", threading.Lock(), 0, 0
 
     def load(self, folder: str) -> None:
         found: dict[str, torch.Tensor] = {}
@@ -92,6 +92,11 @@ class Handler(BaseHTTPRequestHandler):
         self.state.load(body["kwargs"]["weights_path"])
         return {"results": [None]}
 
+    def reset(self, _: Any) -> object:
+        """While something runs, vLLM keeps what it has computed, and says so in a success of HTTP."""
+        self.state.resets += 1
+        return {"success": self.state.resets % 2 == 0}
+
     def call(self, body: Any) -> object:
         self.state.name = body["new_version"]
         return {"success": True, "new_version": self.state.name}
@@ -119,8 +124,9 @@ class Handler(BaseHTTPRequestHandler):
         self.hang()
         asked = body["sampling_params"]
         said, logprobs, ended = self.state.sample(
-            body["input_ids"], asked["max_new_tokens"], asked["sampling_seed"], asked["stop_token_ids"]
-        )
+            body["input_ids"], asked["max_new_tokens"], asked["sampling_seed"],
+            [] if asked["ignore_eos"] else asked["stop_token_ids"],  # as SGLang does
+        )  # fmt: skip
         meta = {
             "finish_reason": {"type": "stop" if ended else "length"},
             "output_token_logprobs": [[p, t, None] for p, t in zip(logprobs, said, strict=True)],
@@ -138,7 +144,7 @@ VLLM: dict[str, Any] = {
     "/v1/models": Handler.models,
     "/weight_info": lambda h, _b: {"weight_version": h.state.name},
     "/collective_rpc": Handler.rpc,
-    "/reset_prefix_cache": lambda _h, _b: None,
+    "/reset_prefix_cache": Handler.reset,
     "/update_weight_version": Handler.call,
     "/v1/completions": Handler.completion,
 }

@@ -79,7 +79,9 @@ class Program(Protocol):
         """Nobody waits for these any more."""
 
     def step(self, alive: Callable[[], None]) -> Iterable[Said]:
-        """Goes on a little. Calls `alive` now and then if it takes long."""
+        """Goes on a little. Calls `alive` now and then if it takes long. One that `tells` returns soon, and calls it
+        only when it has seen that what generates is alive.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -450,7 +452,7 @@ class Server:
             self._judge()
         if self._visitors:
             self._go_on()
-        self._alive()
+        self._alive(told=not getattr(self.program, "tells", False))
 
     def _judge(self) -> None:
         """The oldest case."""
@@ -472,13 +474,13 @@ class Server:
             raw = struct.pack(f"<{count}i{count}f", *said.tokens, *said.logprobs)
             visitor.tell("sample", raw, id=visitor.waits.pop(said.key), ended=said.ended)
 
-    def _alive(self) -> None:
+    def _alive(self, *, told: bool = True) -> None:
         """Whoever waits is told that it is not in vain, and whoever comes is heard: it would take us for dead."""
         now = time.monotonic()
         if self._hears and now - self._looked_at >= GLANCE_S:
             self._looked_at = now
             self._look()
-        if now - self._alive_at < ALIVE_S:
+        if not told or now - self._alive_at < ALIVE_S:
             return
         self._alive_at = self._heard = now
         for visitor in {

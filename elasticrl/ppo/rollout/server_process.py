@@ -42,10 +42,20 @@ LOOK_S: Final = 0.1  # between looks at what is under way
 SIGN_S: Final = 1.0  # between two signs of life of a server that generates
 FILE_BYTES: Final = 1 << 30  # of weights in one file
 SAID: Final = 300  # characters of what a server says of itself
+TRIES: Final = 3  # of one sample, where the server answers with an error
+NOT_FOUND: Final = 404
+# What a server may have other defaults of, from a model's generation_config.json: samples would not be of the distribution that
+# is trained.
+PLAIN: Final = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+UNDER_WAY: Final = "elasticrl-loads"  # what weights are called while they come
 
 
 class Failed(RuntimeError):
-    """The server did not do what it was asked; the sentence says what it said."""
+    """The server did not do what it was asked; the sentence says what it said. `status` is HTTP's; 0: it did not answer."""
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Http:
@@ -77,7 +87,7 @@ class Http:
             line.close()
         if reply.status >= 300:
             said = text[:SAID].decode(errors="replace")
-            raise Failed(f"{self.url}{path} answered HTTP {reply.status} {reply.reason}: {said}")
+            raise Failed(f"{self.url}{path} answered HTTP {reply.status} {reply.reason}: {said}", reply.status)
         if len(text) > MAX_REPLY:
             raise Failed(f"{self.url}{path} answered over {MAX_REPLY} bytes")
         try:
@@ -93,8 +103,8 @@ class Dialect(Protocol):
     version: str
     room: int | None  # tokens of prompt and answer that it takes; None: it does not say
 
-    def load(self, folder: Path, name: str, within_s: float) -> None:
-        """Takes the weights in the folder, and calls them so. Failed if not."""
+    def load(self, folder: Path, name: str, within_s: float, *, again: bool) -> None:
+        """Takes the weights in the folder, and calls them so. Failed if not. `again`: an earlier try may have broken off."""
 
     def holds(self) -> str:
         """The name of the weights that it has."""
@@ -119,16 +129,26 @@ class Vllm:
         try:
             self.holds()
         except Failed as error:
+            if error.status != NOT_FOUND:
+                raise
             raise Unfit(
                 f"{error}. Start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment: weights are given over "
                 "/collective_rpc and named over /update_weight_version, which it has only then (and from version 0.30 on)."
             ) from error
 
-    def load(self, folder: Path, name: str, within_s: float) -> None:
-        """As Dialect's."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": within_s}
-        self._link.ask("/collective_rpc", body, within_s=within_s)
-        self._link.ask("/reset_prefix_cache", {}, within_s=within_s)
+    def load(self, folder: Path, name: str, within_s: float, *, again: bool) -> None:
+        """As Dialect's. A reload that broke off leaves layers half filled, which the next one takes for its own: the one after
+        that is clean. vLLM gets no limit of its own: past one its late answer would be taken for the next question's.
+        """
+        ends = time.monotonic() + within_s
+        self._link.ask("/update_weight_version", {"new_version": UNDER_WAY}, within_s=ASK_S)
+        for _ in range(2 if again else 1):
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            self._link.ask("/collective_rpc", body, within_s=within_s)
+        while not (self._link.ask("/reset_prefix_cache", {}, within_s=within_s) or {}).get("success"):
+            if time.monotonic() > ends:
+                raise Failed("vLLM keeps what it has computed by older weights: something is under way")
+            time.sleep(LOOK_S)
         self._link.ask("/update_weight_version", {"new_version": name}, within_s=ASK_S)
 
     def holds(self) -> str:
@@ -140,9 +160,9 @@ class Vllm:
         s = self._sampling
         return "/v1/completions", {
             "model": self._model, "prompt": list(request.prompt), "max_tokens": tokens, "seed": request.seed,
-            "temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k or -1, "min_p": 0.0,
-            "repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True, "ignore_eos": True,
-            "stop_token_ids": list(s.eos), "skip_special_tokens": False,
+            "temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k or -1, **PLAIN,
+            "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "stop_token_ids": list(s.eos),
+            "skip_special_tokens": False,
         }  # fmt: skip
 
     def said(self, reply: Any) -> tuple[tuple[int, ...], tuple[float, ...], bool]:
@@ -174,8 +194,9 @@ class Sglang:
         found: Mapping[str, Any] = self._link.ask("/get_model_info", within_s=ASK_S)
         return found
 
-    def load(self, folder: Path, name: str, within_s: float) -> None:
+    def load(self, folder: Path, name: str, within_s: float, *, again: bool) -> None:
         """As Dialect's."""
+        del again
         body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         told = self._link.ask("/update_weights_from_disk", body, within_s=within_s)
         if not told.get("success"):
@@ -192,7 +213,9 @@ class Sglang:
             "input_ids": list(request.prompt), "return_logprob": True,
             "sampling_params": {
                 "max_new_tokens": tokens, "temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k or -1,
-                "ignore_eos": True, "stop_token_ids": list(s.eos), "skip_special_tokens": False,
+                **PLAIN,
+                "ignore_eos": False,  # with it SGLang heeds no stop_token_ids either
+                "stop_token_ids": list(s.eos), "skip_special_tokens": False, "no_stop_trim": True,
                 "sampling_seed": request.seed % (1 << 31),
             },
         }  # fmt: skip
@@ -212,63 +235,79 @@ KINDS: Final[Mapping[str, type[Vllm | Sglang]]] = {"/get_model_info": Sglang, "/
 class ServerProgram:
     """Requests over HTTP, as many at a time as `rollout.server.at_once` says."""
 
+    tells = True  # that it is alive, where its server shows it
+
     def __init__(self, service: Service) -> None:
         from transformers import AutoConfig
 
         assert service.server is not None, "the program server has one"
         self._service, self._sampling, self._asked = service, service.sampling, service.server
         self._link = Http(self._asked.url, os.environ.get(TOKEN, ""))
-        self._server = self._found()
-        need = self._sampling.prompt_tokens + self._sampling.max_tokens
-        if self._server.room is not None and self._server.room < need:
-            raise Unfit(
-                f"the server at {self._asked.url} takes {self._server.room} tokens at most, and data.max_prompt and "
-                f"rollout.max_tokens are {need} together: start it with a longer context, or lower them."
-            )
+        self._server, self._ours = self._found()
         config: Any = AutoConfig.from_pretrained(service.model)
         self.vocabulary = int(config.get_text_config().vocab_size)
         self.versions = {self._server.kind: self._server.version}
-        self._ours = claimed(self._asked.url)
         self._name: str | None = None  # of the weights that it was given
-        self._pool = ThreadPoolExecutor(self._asked.at_once + 1, thread_name_prefix="asks")
+        self._sound = False  # no load of this process has broken off, and one has not
+        self._pool = ThreadPoolExecutor(self._asked.at_once, thread_name_prefix="asks")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="asks for a sign")
         self._under_way: dict[str, Future[Said]] = {}
         self._lines: dict[str, http.client.HTTPConnection] = {}  # by key, to be cut
         self._sign: Future[Said] | None = None
         self._signed = 0.0
 
-    def _found(self) -> Dialect:
-        """Waits for the server, for as long as who started this process waits for it."""
-        said = ""
+    def _found(self) -> tuple[Dialect, socket.socket]:
+        """Waits for the server, for as long as who started this process waits for it: it may be starting, or busy, or still
+        with another job. What only its operator can mend is Unfit at once.
+        """
+        said = set[str]()
         while True:
+            whys: list[str] = []
             for path, kind in KINDS.items():
                 try:
                     self._link.ask(path, within_s=ASK_S)
+                    server: Dialect = kind(self._link, self._sampling)
+                    self._check_room(server.room)
+                    return server, claimed(self._asked.url)
                 except Failed as error:
-                    why = str(error)
-                    if why != said:
-                        print(f"waiting for a server: {why}", flush=True)
-                        said = why
-                    continue
-                return kind(self._link, self._sampling)
+                    if error.status in (401, 403):
+                        raise Unfit(f"{error}. Set {TOKEN} in agent.env to the key that the server wants.") from error
+                    whys.append(str(error))
+            why = "; ".join(whys)
+            if why not in said:
+                said.add(why)
+                print(f"waiting for a server: {why}", flush=True)
             time.sleep(SIGN_S)
+
+    def _check_room(self, room: int | None) -> None:
+        need = self._sampling.prompt_tokens + self._sampling.max_tokens
+        if room is not None and room < need:
+            raise Unfit(
+                f"the server at {self._asked.url} takes {room} tokens at most, and data.max_prompt and rollout.max_tokens are "
+                f"{need} together: start it with a longer context, or lower them."
+            )
 
     def load(self, home: Path, tag: weights.Tag) -> None:
         """As Program's."""
         self._name = None
-        within_s = self._asked.load_s
-        root = Path(self._asked.weights or home) / f"weights-{self._service.job or 'job'}-{os.getpid()}"
-        shutil.rmtree(root, ignore_errors=True)
+        # Ours alone while we hold the server. What an earlier process left there goes.
+        mine = f"elasticrl-weights-{urlsplit(self._asked.url).port or 80}"
+        folder = Path(self._asked.weights or home) / mine / str(tag.version)
+        again, self._sound = not self._sound, False
         try:
-            store(weights.read(home, tag, within_s=1.0), root, model=Path(self._service.model))
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            store(weights.read(home, tag, within_s=1.0), folder, model=Path(self._service.model))
+            if self._asked.weights:  # for a server of this group
+                opened(folder)
             name = named(tag)
-            self._server.load(root, name, within_s)
+            self._server.load(folder, name, self._asked.load_s, again=again)
             if (found := self._server.holds()) != name:
                 raise Failed(f"it calls its weights {found!r}, and was told to call them {name!r}")
         except (Failed, OSError, KeyError, TypeError, ValueError) as error:
+            # The folder stays: the server may be reading it still. The next load, or the next process, takes it away.
             raise weights.Torn(f"the server at {self._asked.url} did not take the weights: {error}") from error
-        finally:
-            shutil.rmtree(root, ignore_errors=True)  # what is not needed any more would stay in memory
-        self._name = name
+        shutil.rmtree(folder.parent, ignore_errors=True)  # what is not needed any more would stay in memory
+        self._name, self._sound = name, True
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
         """As Program's."""
@@ -288,27 +327,27 @@ class ServerProgram:
         self._look_for_a_sign()
         signs = [self._sign] if self._sign else []
         done = wait([*self._under_way.values(), *signs], LOOK_S, FIRST_COMPLETED).done
-        if done:
-            self._signed = time.monotonic()
-            alive()
-        found: list[Said] = []
+        over = [key for key, future in self._under_way.items() if future in done]
         try:
+            found = [self._under_way.pop(key).result() for key in over]
             if self._sign in done:
                 sign, self._sign = self._sign, None
                 assert sign is not None
                 sign.result()
-            over = [key for key, future in self._under_way.items() if future in done]
-            found = [self._under_way.pop(key).result() for key in over]
             if found and self._name is not None and (name := self._server.holds()) != self._name:
                 raise Failed(f"it calls its weights {name!r} now, not {self._name!r}: it was started anew")
         except (Failed, KeyError, TypeError, ValueError, IndexError) as error:
             gave_up(f"the server at {self._asked.url} is not to be trusted any more: {error!r:.500}")
+        if done:
+            self._signed = time.monotonic()
+            alive()
         return found
 
     def close(self) -> None:
         """Lets go of the server. What is under way is cut."""
         self.drop(list(self._under_way))
-        self._pool.shutdown(cancel_futures=True)
+        for pool in (self._pool, self._beside):
+            pool.shutdown(cancel_futures=True)
         self._ours.close()
 
     def _look_for_a_sign(self) -> None:
@@ -316,20 +355,29 @@ class ServerProgram:
         now = time.monotonic()
         if self._under_way and self._sign is None and now > self._signed + SIGN_S:
             request = Request(id="sign", prompt=(self._sampling.pad,), seed=0)
-            self._sign = self._pool.submit(self._ask, "sign", request, 1)
+            self._sign = self._beside.submit(self._ask, "sign", request, 1)
 
     def _ask(self, key: str, request: Request, tokens: int) -> Said:
-        """In a thread of the pool."""
+        """In a thread of the pool. What fails once is asked again: a server sheds what it cannot take at the moment."""
         path, body = self._server.asked(request, tokens)
-        line = self._lines[key] = self._link.connect(self._asked.answer_s)
-        try:
-            said, logprobs, ended = self._server.said(
-                self._link.ask(path, body, within_s=self._asked.answer_s, over=line)
-            )
-        finally:
-            self._lines.pop(key, None)
+        for left in reversed(range(TRIES)):
+            line = self._lines[key] = self._link.connect(self._asked.answer_s)
+            try:
+                reply = self._link.ask(path, body, within_s=self._asked.answer_s, over=line)
+                said, logprobs, ended = self._server.said(reply)
+                break
+            except Failed as error:
+                if not left or not error.status or key not in self._under_way:
+                    raise
+                time.sleep(SIGN_S)
+            finally:
+                self._lines.pop(key, None)
         if len(said) != len(logprobs) or not 0 < len(said) <= tokens:
             raise Failed(f"it said {len(said)} tokens with {len(logprobs)} log-probabilities, where 1 to {tokens} fit")
+        if ended and said[-1] not in self._sampling.eos:
+            raise Failed(
+                f"it ended an answer at token {said[-1]}, which ends none here ({list(self._sampling.eos)} do)"
+            )
         return Said(key=key, tokens=said, logprobs=logprobs, ended=ended)
 
 
@@ -346,7 +394,8 @@ def store(given: Iterable[tuple[str, torch.Tensor]], folder: Path, *, model: Pat
     """A checkpoint of transformers' kind, some files of weights beside the model's configuration."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
+    folder.parent.chmod(0o700)  # a parent's mode is the umask's
     some: dict[str, torch.Tensor] = {}
     size = count = 0
 
@@ -367,8 +416,14 @@ def store(given: Iterable[tuple[str, torch.Tensor]], folder: Path, *, model: Pat
         shutil.copyfile(config, folder / "config.json")
 
 
+def opened(folder: Path) -> None:
+    """For those of our group too, who only read."""
+    for place in (folder.parent, folder, *folder.iterdir()):
+        place.chmod(0o750 if place.is_dir() else 0o640)
+
+
 def claimed(url: str) -> socket.socket:
-    """Holds the server for this process: of two that give it weights, neither would know by which it generates. Unfit if
+    """Holds the server for this process: of two that give it weights, neither would know by which it generates. Failed if
     another has it. The kernel lets go of it when we end.
     """
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -377,9 +432,9 @@ def claimed(url: str) -> socket.socket:
         mark.bind(f"\0elasticrl-server-{where.port or 80}")
     except OSError as error:
         mark.close()
-        raise Unfit(
+        raise Failed(
             f"another job's engine on this machine uses the server at {url}, and of two that give it weights neither would "
-            "know by which it generates: start a server for each, and name its address in rollout.server.url."
+            "know by which it generates: end that job, or start a server for each and name its address in rollout.server.url"
         ) from error
     return mark
 
