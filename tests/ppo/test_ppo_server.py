@@ -224,13 +224,19 @@ def unauthorized(fake):
     return False
 
 
-def test_weights_that_a_server_does_not_take_are_no_weights(tmp_path, folders, actor):
+def test_a_server_that_does_not_take_the_weights_ends_its_engine_and_has_no_good_name(
+    tmp_path, folders, actor, monkeypatch
+):
+    def gave_up(why):
+        raise Failed(why)
+
+    monkeypatch.setattr("elasticrl.ppo.rollout.server_process.gave_up", gave_up)
     with serving("vllm", tiny.write(tmp_path / "other", hidden=64), tmp_path) as fake:
         until(lambda: answers(fake), "the server")
         tag = weights.Tag(life="1 here", version=3)
         weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=1.0)
         what = service(folders["qwen2"], program="server", server=at(fake.url))
-        with closing(ServerProgram(what)) as program, pytest.raises(weights.Torn, match=r"did not take .*HTTP 500"):
+        with closing(ServerProgram(what)) as program, pytest.raises(Failed, match=r"did not take .*HTTP 500"):
             program.load(tmp_path, tag)
         assert fake.ask("/weight_info")["weight_version"] == "elasticrl-loads", "half of two sets has no good name"
 

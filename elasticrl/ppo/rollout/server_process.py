@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 from elasticrl.base.parsed import parsed
@@ -288,7 +288,7 @@ class ServerProgram:
             )
 
     def load(self, home: Path, tag: weights.Tag) -> None:
-        """As Program's."""
+        """As Program's. Ends this process if the server does not take them."""
         self._name = None
         # Ours alone while we hold the server. What an earlier process left there goes.
         mine = f"elasticrl-weights-{urlsplit(self._asked.url).port or 80}"
@@ -304,8 +304,9 @@ class ServerProgram:
             if (found := self._server.holds()) != name:
                 raise Failed(f"it calls its weights {found!r}, and was told to call them {name!r}")
         except (Failed, OSError, KeyError, TypeError, ValueError) as error:
-            # The folder stays: the server may be reading it still. The next load, or the next process, takes it away.
-            raise weights.Torn(f"the server at {self._asked.url} did not take the weights: {error}") from error
+            # The weights are good, so who asked for this asks the next process. The folder stays until then: the server may be
+            # reading it still.
+            gave_up(f"the server at {self._asked.url} did not take the weights: {error}")
         shutil.rmtree(folder.parent, ignore_errors=True)  # what is not needed any more would stay in memory
         self._name, self._sound = name, True
 
@@ -439,7 +440,7 @@ def claimed(url: str) -> socket.socket:
     return mark
 
 
-def gave_up(why: str) -> None:
+def gave_up(why: str) -> NoReturn:
     """Ends this process at once: who is beside it starts another, which waits for the server and gives it the weights anew."""
     print(why, flush=True)
     sys.stdout.flush()
