@@ -114,7 +114,7 @@ def _unreadable(t: Tree) -> str:
 _NO_TEAMS = (
     "model.strategy", "rollout.engine", "reward.url", "environment.function", "evaluate.every",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
-    "placement.ref.strategy", "placement.reward.strategy",
+    "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
 PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 

@@ -98,7 +98,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One model in one role. `count` parameters, of which `trained` are; `strategy` None: frozen."""
+    """One model in one role. A worker has `count` parameters, of which `trained` are; `strategy` None: frozen. A team has cut
+    what its shape says into so many `cuts`.
+    """
 
     name: str
     shape: Shape
@@ -106,6 +108,7 @@ class Role:
     trained: int
     head: bool = True  # an output embedding
     strategy: str | None = None
+    cuts: int = 1
     offload: bool = False  # it waits in the host's memory while it is idle, and its optimizer stays there
 
 
@@ -134,7 +137,7 @@ def of(
     """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
     _check_divides(tree, models["actor"])
     world = _carriers(tree, workers) * tree.model.cp
-    roles = [_part(role, tree.model.tp) for role in _roles(tree, models)]
+    roles = _roles(tree, models)
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
     stays = [line for role in roles for line in _stays(tree, role, world)]
     fixed = (*(line for line in stays if not _comes(roles, line)), *engine)
@@ -187,8 +190,8 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
     # Of a script's step this is known: each lane has one backward pass in an update. So has KTO's with a sample in each lane.
     update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count)
     tree = tree.model_copy(update={"ppo": update})
-    whole = Role(name="model", shape=shapes.UNKNOWN, count=count, trained=count, strategy=tree.model.strategy)
-    role = _part(whole, tree.model.tp)
+    own = _cut(count, tree.model.tp)
+    role = Role(name="model", shape=shapes.UNKNOWN, count=own, trained=own, strategy=tree.model.strategy)
     found = Estimate(
         workers=world * tree.model.tp,
         device=tree.node.device if tree.node.device in RATES else "cuda",
@@ -215,25 +218,28 @@ def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes:
 
 
 def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
-    """The models that a worker has."""
+    """The models that a worker has, or of those that a team shares its part."""
     ppo, model, actor = tree.ppo, tree.model, models["actor"]
-    trained = actor.adapters(model.lora.rank, model.lora.targets) if model.lora.rank else actor.count
+    cuts = model.tp
+    own = _cut(actor.count, cuts)
+    adapters = actor.adapters(model.lora.rank, model.lora.targets, cuts=cuts) if model.lora.rank else 0
+    trained = adapters or own
     value = actor.hidden + 1 if model.value_head == "tied" else 0
-    adapters = trained if model.lora.rank else 0
     place = tree.placement
     found = [
         Role(
             name="actor",
             shape=actor,
-            count=actor.count + adapters + value,
+            count=own + adapters + value,
             trained=trained + value,
+            cuts=cuts,
             strategy=place.actor.strategy or model.strategy,
             offload=_offloaded(tree, place.actor.offload),
         )
     ]
     if ppo.algorithm == "ppo" and not value:
         critic = models["critic"]
-        count = critic.scorer
+        count = _cut(critic.scorer, cuts)
         found.append(
             Role(
                 name="critic",
@@ -241,6 +247,7 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
                 count=count,
                 trained=count,
                 head=False,
+                cuts=cuts,
                 strategy=place.critic.strategy or model.strategy,
                 offload=_offloaded(tree, place.critic.offload),
             )
@@ -248,7 +255,7 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
     adapted = model.lora.rank and model.ref_path is None
     if "ref" in flow.of(ppo, tied=bool(value)) and not adapted and place.ref.where == "train":
         ref, offload = models["ref"], _offloaded(tree, place.ref.offload)
-        found.append(Role(name="ref", shape=ref, count=ref.count, trained=0, offload=offload))
+        found.append(Role(name="ref", shape=ref, count=_cut(ref.count, cuts), trained=0, cuts=cuts, offload=offload))
     if tree.reward.model is not None and "reward" in flow.of(ppo) and place.reward.where == "train":
         scorer, offload = models["reward"], _offloaded(tree, place.reward.offload)
         found.append(Role(name="reward", shape=scorer, count=scorer.reward, trained=0, head=False, offload=offload))
@@ -274,11 +281,9 @@ def _check_divides(tree: Tree, actor: Shape) -> None:
             raise shapes.ShapeError(f"{keys} is {size}, and does not divide {what}, which is {count}: set another one.")
 
 
-def _part(role: Role, members: int) -> Role:
-    """What one member of a team has of a role; of a reward model all."""
-    if members == 1 or role.name == "reward":
-        return role
-    return replace(role, count=-(-role.count // members), trained=-(-role.trained // members))
+def _cut(count: int, cuts: int) -> int:
+    """What one member of a team has of so many parameters."""
+    return -(-count // cuts)
 
 
 def _notes(tree: Tree) -> tuple[str, ...]:
@@ -323,7 +328,8 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
     p, t, w = role.count, role.trained, world
     if role.strategy is None:
         narrow = tree.model.dtype == "bfloat16"
-        wide = p - role.shape.matrices if role.name == "ref" else 0  # what a reference keeps wide all the same
+        # What a reference keeps wide all the same.
+        wide = _cut(role.shape.count - role.shape.matrices, role.cuts) if role.name == "ref" else 0
         size = 2 * p + (WIDE - 2) * wide if narrow else WIDE * p
         each = size / p
         placement = {"ref": tree.placement.ref, "reward": tree.placement.reward}[role.name]
@@ -336,7 +342,13 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
                     f"{each:.3g} B x (P {p:,} / W {w} + what is around the layers and one layer)",
                 )
             ]
-        return [line("weights", size, f"{each:.3g} B x P {p:,} (frozen, whole on each worker)")]
+        return [
+            line(
+                "weights",
+                size,
+                f"{each:.3g} B x P {p:,} ({'frozen, whole on each worker' if role.cuts == 1 else 'frozen'})",
+            )
+        ]
     optimizer = [] if role.offload else [_optimizer(role, world)]
     own = int(not role.offload)  # the gradient that the optimizer reads lies where it does
     rows, arrivals = _rows(tree, role, world)
@@ -349,7 +361,7 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
             *optimizer,
         ]
     if role.strategy == "fsdp":
-        unit = role.shape.ends + 2 * role.shape.layer
+        unit = _cut(role.shape.ends + 2 * role.shape.layer, role.cuts)
         of_layers, of_these = (f" + the root and two layers {unit:,}", f" + {unit:,}") if unit else ("", "")
         return [
             line("weights", WIDE * (p / w + unit), f"4 B x (P {p:,} / W {w}{of_layers})"),
@@ -464,8 +476,9 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
     )
     what = "KV cache"
     if engine == "torch" and _sharded(tree) and tree.rollout.gather:
-        size += WIDE * actor.count
-        what, formula = "KV cache and weights", f"{formula} + 4 B x P {actor.count:,} (rollout.gather)"
+        own = _cut(actor.count, tree.model.tp)
+        size += WIDE * own
+        what, formula = "KV cache and weights", f"{formula} + 4 B x P {own:,} (rollout.gather)"
     return [Line(role="rollout", what=what, bytes=int(size), formula=formula)]
 
 

@@ -28,7 +28,15 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from elasticrl.ppo.losses import wide
 from elasticrl.ppo.sizes import may_share
 from elasticrl.runtime.outline import outlined
-from elasticrl.runtime.reading import Unreadable, blocks_of, files_of, stored_in, whole_shapes
+from elasticrl.runtime.reading import (
+    Unreadable,
+    blocks_of,
+    files_of,
+    saved_buffers,
+    stored_in,
+    stored_of_tied,
+    whole_shapes,
+)
 from elasticrl.runtime.reading import fill as read_parts
 from elasticrl.runtime.rng import Streams
 
@@ -429,16 +437,14 @@ def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) 
         return None  # quantized, other files, an adapter beside them
     with outlined():
         found = kind.from_config(deepcopy(config), dtype=torch.float32, attn_implementation=model.attention)
-    if found.state_dict().keys() - {name for name, _ in found.named_parameters(remove_duplicate=False)}:
-        return None  # buffers that are saved with the weights
+    if saved_buffers(found):
+        return None
     if weights == "later" or found.all_tied_weights_keys:
         blocks = blocks_of(found, stored_in(_files(path)))
         if blocks is None:
             return None  # its files hold something that is made otherwise
-        stored = {block.param for block in blocks.values()}
-        for pair in found.all_tied_weights_keys.items():
-            if sum(any(name.endswith(end) for name in stored) for end in pair) != 1:
-                return None  # files with both may hold different ones, and these are not tied then
+        if any(number != 1 for number in stored_of_tied(found, blocks).values()):
+            return None
         shapes = {name: tuple(param.shape) for name, param in found.named_parameters()}
         there = {name: shape for name, shape in shapes.items() if _is_head(name)} | whole_shapes(blocks)
         if weights == "later" and any(there.get(name) != shape for name, shape in shapes.items()):

@@ -46,17 +46,26 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """One matrix of a layer. Example: Linear(name="q_proj", inputs=64, outputs=64, bias=True)"""
+    """One matrix of a layer. A team cuts its outputs, or `by_inputs`.
+
+    Example: Linear(name="q_proj", inputs=64, outputs=64, bias=True)
+    """
 
     name: str
     inputs: int
     outputs: int
     bias: bool = False
+    by_inputs: bool = False
 
     @property
     def count(self) -> int:
         """Its parameters."""
         return self.inputs * self.outputs + self.bias * self.outputs
+
+    def adapter(self, rank: int, cuts: int) -> int:
+        """Of its two low-rank matrices a member has one whole, and of the other its part."""
+        whole, cut = (self.outputs, self.inputs) if self.by_inputs else (self.inputs, self.outputs)
+        return rank * (whole + -(-cut // cuts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,7 @@ class Shape:
             Linear(name="q_proj", inputs=h, outputs=q, bias=bias),
             Linear(name="k_proj", inputs=h, outputs=k, bias=bias),
             Linear(name="v_proj", inputs=h, outputs=k, bias=bias),
-            Linear(name="o_proj", inputs=q, outputs=h, bias=self.attention_bias),
+            Linear(name="o_proj", inputs=q, outputs=h, bias=self.attention_bias, by_inputs=True),
         )
         if self.experts:
             return attention
@@ -104,7 +113,7 @@ class Shape:
             *attention,
             Linear(name="gate_proj", inputs=h, outputs=i, bias=inner_bias),
             Linear(name="up_proj", inputs=h, outputs=i, bias=inner_bias),
-            Linear(name="down_proj", inputs=i, outputs=h, bias=inner_bias),
+            Linear(name="down_proj", inputs=i, outputs=h, bias=inner_bias, by_inputs=True),
         )
 
     @property
@@ -144,10 +153,12 @@ class Shape:
         """Of a reward model, whose head has no bias."""
         return self.scorer - 1
 
-    def adapters(self, rank: int, targets: Sequence[str] = ()) -> int:
-        """Trained parameters with low-rank adapters: rank x (inputs + outputs) of each matrix that has them."""
+    def adapters(self, rank: int, targets: Sequence[str] = (), *, cuts: int = 1) -> int:
+        """Trained parameters with low-rank adapters: rank x (inputs + outputs) of each matrix that has them, of which a team of
+        so many `cuts` has one side whole on each member.
+        """
         chosen = [linear for linear in self.linears if not targets or linear.name in targets]
-        return self.layers * sum(rank * (linear.inputs + linear.outputs) for linear in chosen)
+        return self.layers * sum(linear.adapter(rank, cuts) for linear in chosen)
 
     def saved(self, tokens: int, answer: int, *, checkpointing: bool, sharers: int = 1, cuts: int = 1) -> int:
         """Numbers that autograd keeps for a pass of `tokens`, of which `answer` go through the head. So many `sharers` have the

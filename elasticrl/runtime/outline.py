@@ -2,8 +2,9 @@
 
 The one idea: a model that is sharded, or that a team shares, is built anew for each gang, and its weights come from memory or a
 vault anyway. So a builder may leave its parameters on torch's device `meta` where `run.fills` says so, and the strategy gives
-each rank the memory of its own part alone. Buffers come from nobody's memory: they are computed as ever, and have to be the
-same without weights beside them: one that is drawn needs a generator of its own.
+each rank the memory of its own part alone. What does not train is kept nowhere: a builder that leaves it out is called again,
+with `run.fills` false. Buffers come from nobody's memory: they are computed as ever, and have to be the same without weights
+beside them: one that is drawn needs a generator of its own.
 
     def build(mesh):
         with outlined() if run.fills else nullcontext():

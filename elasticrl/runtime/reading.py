@@ -52,6 +52,11 @@ def read(model: nn.Module, folder: str | Path, *, device: str = "cpu") -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
+    if saved := saved_buffers(model):
+        raise Unreadable(
+            f"{min(saved)} is no parameter but a buffer that files have, which is not read here: build the model by "
+            "from_pretrained."
+        )
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         from elasticrl.runtime import fsdp
 
@@ -66,8 +71,27 @@ def read(model: nn.Module, folder: str | Path, *, device: str = "cpu") -> None:
         raise Unreadable(
             f"The files in {folder} call weights otherwise than the model does: build it by from_pretrained."
         )
+    if any(number > 1 for number in stored_of_tied(model, blocks).values()):
+        raise Unreadable(
+            f"The files in {folder} have each of two weights that the model ties, and may not be tied themselves: build it by "
+            "from_pretrained."
+        )
     if lacks := fill(dict(model.named_parameters()), blocks, files):
         raise Unreadable(f"{folder} lacks {len(lacks)} weights of the model ({min(lacks)}, ...).")
+
+
+def saved_buffers(model: nn.Module) -> set[str]:
+    """What a model's files have beside its parameters: nobody reads that part by part."""
+    return model.state_dict().keys() - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def stored_of_tied(model: nn.Module, blocks: Mapping[str, Block]) -> dict[tuple[str, str], int]:
+    """Of each two weights that the model ties, how many its files have. With both they may differ, and transformers then ties
+    nothing.
+    """
+    stored = {block.param for block in blocks.values()}
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return {pair: sum(any(name.endswith(end) for name in stored) for end in pair) for pair in tied.items()}
 
 
 def files_of(folder: Path) -> Sequence[Path]:
@@ -104,6 +128,8 @@ def blocks_of(model: nn.Module, stored: Mapping[str, Shape]) -> dict[str, Block]
     ] = {}  # a parameter's part of a name: what its experts' matrices are called
     for one in get_model_conversion_mapping(model, add_legacy=False):  # type: ignore[arg-type] # a PreTrainedModel
         table: Any = one
+        if getattr(table, "scope_prefix", None) is not None:
+            return None  # it is for some of the names alone
         sources, targets, steps = table.source_patterns, table.target_patterns, getattr(table, "operations", ())
         how = [(type(step).__name__, getattr(step, "dim", None)) for step in steps]
         if not how and len(sources) == len(targets) == 1:

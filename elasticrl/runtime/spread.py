@@ -122,10 +122,17 @@ def strategy_for(
     gang, team, device, bucket_bytes = generation.gang, generation.team, context.device, tree.lanes.bucket_bytes
     group, tokens = gang.group, generation.tokens
 
-    def build(mesh: DeviceMesh) -> torch.nn.Module:
+    def built(mesh: DeviceMesh) -> torch.nn.Module:
         assert not isinstance(given, torch.nn.Module)
         with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time
-            model = given(mesh)
+            return given(mesh)
+
+    def build(mesh: DeviceMesh) -> torch.nn.Module:
+        model = built(mesh)
+        if fills and any(param.is_meta and not param.requires_grad for param in model.parameters()):
+            # It left out what nobody keeps, since run.fills told it so.
+            generation.fills = False
+            model = built(mesh)
         if kind == "replicated":
             check_model(name, model)
         check_rules(name, model, role.rule_of)

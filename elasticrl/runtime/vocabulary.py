@@ -198,7 +198,9 @@ def picked(
     """(log-probabilities, entropies) [...] of tokens [...] under logits [..., columns] in float32 at least. With `slopes` the
     entropies have a gradient.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _Picked.apply(logits, tokens, columns, slopes)  # type: ignore[no-untyped-call]
+    found: tuple[torch.Tensor, torch.Tensor]
+    with torch.autocast(logits.device.type, enabled=False):  # which would multiply e by logits in bfloat16
+        found = _Picked.apply(logits, tokens, columns, slopes)  # type: ignore[no-untyped-call]
     return found
 
 

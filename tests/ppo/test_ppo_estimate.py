@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elasticrl.config.training import Lora, Model
 from elasticrl.config.tree import Tree
@@ -12,7 +15,9 @@ from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.rollout import weights
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.planned import share
 from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.team import local
 
 FACTOR = 1.15  # of what autograd keeps: the formulas leave out positions and masks of a few bytes
 
@@ -251,3 +256,41 @@ def test_vllm_beside_the_worker_takes_its_share_of_the_device(folders):
     assert not any("vLLM" in note for note in found(gib).notes)
     full = found(gib, gpu_memory_utilization=0.95)
     assert any(f"the peak of {full.peak:,} B is over 90%" in note for note in full.notes)
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_a_member_s_figures_are_its_part_of_the_whole(strategy):
+    shape = shapes.Shape(layers=2, hidden=64, inner=128, heads=8, kv_heads=8, head=8, words=256)
+    asked = ("actor", "weights"), ("critic", "weights"), ("ref", "weights"), ("rollout", "KV cache and weights")
+
+    def found(tp):
+        model = {"tp": tp, "strategy": strategy, "dtype": "bfloat16"}
+        conf = tree("x", model=model, node={"workers": 8}, lanes={"count": 2}, rollout={"gather": True})
+        said = estimate.of(conf, dict.fromkeys(("actor", "critic", "ref"), shape), workers=2 * tp)
+        return figures((*said.memory, *said.transient))
+
+    whole, part = found(1), found(8)
+    for name in asked:
+        assert part.get(name, 0) == pytest.approx(whole.get(name, 0) / 8, rel=1e-3), name
+    assert part["ref", "weights"] > 0
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "o_proj")])
+def test_a_member_s_adapters_are_counted_exactly(folders, targets):
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        actor = models.actor(Model(lora=Lora(rank=4, targets=targets)), folders["llama"], seed=0)
+        share(actor, mesh)
+        mine = sum(local(param).numel() for param in actor.parameters() if param.requires_grad)
+    finally:
+        dist.destroy_process_group()
+    shape = shapes.read(folders["llama"])
+    assert shape.adapters(4, targets, cuts=2) == mine
+    optimizer = figures(
+        estimate.read(
+            tree(folders["llama"], model={"tp": 2, "lora": {"rank": 4, "targets": targets}}, node={"workers": 2}),
+            workers=2,
+        ).memory
+    )["actor", "optimizer"]
+    assert optimizer == 2 * 3 * 4 * mine

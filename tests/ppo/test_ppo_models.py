@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import peft
@@ -35,22 +36,30 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForTokenClassification,
+    LlamaPreTrainedModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from elasticrl.config.training import Lora, Model
+from elasticrl.config.tree import Tree
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.__main__ import shards
 from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.rollout.inline import left_padded
+from elasticrl.runtime import reading
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.fsdp import Fsdp, give_memory
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.outline import outlined
+from elasticrl.runtime.reading import Unreadable
+from elasticrl.runtime.spread import strategy_for
+from elasticrl.runtime.team import local
 
 
 def test_a_model_with_another_tokenizer_than_the_actor_s_is_refused(tmp_path):
@@ -374,6 +383,8 @@ def test_what_is_more_than_weights_is_read(tmp_path, folders):
     actor = models.actor(Model(), path, seed=0, weights="filled")
     assert not any(param.is_meta for param in actor.parameters()), "both are in its files, so they are not tied"
     assert not torch.equal(actor.lm_head.weight, actor.model.embed_tokens.weight)
+    with pytest.raises(Unreadable, match="each of two weights that the model ties"):
+        reading.read(outline_of(path), path)
     adapted = models.actor(Model(lora=Lora(rank=2)), folders["qwen2"], seed=0, weights="filled")
     assert not any(param.is_meta for param in adapted.parameters()), "nobody fills what is not trained"
     config = DeepseekV3Config(
@@ -384,6 +395,29 @@ def test_what_is_more_than_weights_is_read(tmp_path, folders):
     DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / "moe")
     routed = models.actor(Model(), str(tmp_path / "moe"), seed=0, weights="filled")
     assert not any(param.is_meta for param in routed.parameters()), "a buffer of its is in its files"
+    with pytest.raises(Unreadable, match=r"e_score_correction_bias is no parameter but a buffer"):
+        reading.read(outline_of(tmp_path / "moe"), tmp_path / "moe")
+
+
+def outline_of(folder):
+    """A model as a script's builder makes it, without weights."""
+    with outlined():
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+
+
+def test_names_that_are_changed_in_a_part_of_a_model_alone_are_not_guessed():
+    class Pair(LlamaPreTrainedModel):
+        def __init__(self, config, inner):
+            super().__init__(config)
+            self.inner = inner
+
+    size = {
+        "vocab_size": 14, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }  # fmt: skip
+    inner = MixtralForCausalLM(MixtralConfig(**size, num_local_experts=2))
+    assert reading.blocks_of(inner, {}) == {}
+    assert reading.blocks_of(Pair(LlamaConfig(**size), inner), {}) is None
 
 
 @contextmanager
@@ -463,6 +497,38 @@ def test_a_builder_that_leaves_out_what_nobody_fills_is_told(folders):
         Misuse, match=r"there is nothing yet that they are filled with: build them whole unless run\.fills"
     ):
         build(fills=False, trains=True)
+
+
+def test_a_builder_that_obeys_is_asked_to_read_what_does_not_train(folders):
+    with mesh_of(0, 2) as mesh:
+        conf = Tree.model_validate({"job": {"name": "job"}, "model": {"strategy": "fsdp"}})
+        gang = SimpleNamespace(rank=0, world=2, group=mesh.get_group())
+        place = SimpleNamespace(team=1)
+        generation: Any = SimpleNamespace(place=place, gang=gang, team=None, tokens=None, fills=True)
+        told = []
+
+        def build(trains):
+            def made(mesh):
+                told.append(generation.fills)
+                found = models.actor(
+                    Model(), folders["qwen2"], seed=0, weights="filled" if generation.fills else "read"
+                )
+                found.get_output_embeddings().requires_grad_(trains)
+                return shards(lambda: found)(mesh)
+
+            return made
+
+        context: Any = SimpleNamespace(tree=conf, device="cpu")
+        deal = Deal.interleaved(2, 2)
+        for trains, expected in ((True, [True]), (False, [True, False])):
+            told.clear()
+            generation.fills = True
+            role: Any = SimpleNamespace(given=build(trains), rule_of=lambda _name: AdamW(lr=0.1))
+            built = strategy_for("actor", role, context, generation, deal=deal, shard=None, fills=True)
+            assert told == expected
+            assert not any(param.is_meta for param in built.model.parameters())
+        whole = models.actor(Model(), folders["qwen2"], seed=0).lm_head.weight
+        assert torch.equal(local(built.model.lm_head.weight), whole[: len(whole) // 2])
 
 
 def test_what_trains_and_is_not_cut_over_the_gang_is_told():

@@ -7,7 +7,10 @@ from typing import Any
 
 import planned_job
 import pytest
+import torch
 from forked_workers import Workers
+
+from elasticrl.runtime.vocabulary import picked
 
 GENERATION = count(1)
 CLOSE = 2e-5  # sums are taken in another order
@@ -92,6 +95,20 @@ def test_log_probabilities_need_no_whole_logits(workers: Workers, kind: str, cut
     assert first == second, "the members see the same"
     close = 1e-10 if how.get("wide") else CLOSE
     assert {name: apart for name, apart in first.items() if apart > close} == {}
+
+
+def test_autocast_changes_no_entropy_and_no_gradient_of_one():
+    logits = 4 * torch.randn(3, 5, 97, generator=torch.Generator().manual_seed(1))
+    tokens = torch.arange(15).view(3, 5)
+    found = []
+    for on in (False, True):
+        given = logits.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            log_p, entropy = picked(given, tokens, slopes=True)
+            (log_p + entropy).sum().backward()
+        found.append((log_p, entropy, given.grad))
+    for plain, cast in zip(*found, strict=True):
+        assert torch.equal(plain, cast)
 
 
 @pytest.mark.slow

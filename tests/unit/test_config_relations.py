@@ -961,6 +961,16 @@ def test_the_trainer_shards_what_teams_share_and_knows_their_adapters(tmp_path: 
     assert judged(tmp_path, ["node.workers=2", "membership.max_nodes=8", team, how]).findings == ()
 
 
+@pytest.mark.parametrize("team", ["model.tp=2", "model.cp=2"])
+def test_what_a_team_shares_never_waits_on_the_host(tmp_path: Path, team: str) -> None:
+    conf = ["node.workers=2", "membership.max_nodes=8", team]
+    (found,) = judged(tmp_path, [*conf, "placement.ref.offload=cpu"]).findings
+    assert "with placement.ref.offload: cpu;" in found.values
+    assert found.level == "error"
+    whole = ["reward.function=null", "reward.model=judge", "placement.reward.offload=cpu"]
+    assert judged(tmp_path, [*conf, *whole]).findings == (), "a reward model is whole, and one for all generations"
+
+
 def test_the_base_breaks_nothing(tmp_path: Path) -> None:
     assert judged(tmp_path, ()).findings == ()
 
