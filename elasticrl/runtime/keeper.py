@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from elasticrl.config import Tree
@@ -209,13 +210,20 @@ class Keeper:
         Copies that do not arrive within `vault.timeout`, or come no nearer for so long that who waits here would soon be taken
         for one that hangs, are said to be `late` and not waited for: training goes on, and until they arrive a lost node may
         cost steps. Where the last ones were late, little is expected of the next. Of a state that is kept `again` they are not
-        waited for at all: to wait would not make it safer, and no step was made since.
+        waited for at all, but for its being whole here: to wait would not make it safer, and no step was made since.
         """
         kept = self.kept
         if kept is None or kept.sealed:
             return
         if kept.again:
-            self.late = not self._arrived(kept)
+            copies, self._copies = self._copies, 0
+            try:
+                with self._stalling():
+                    self._await_copies(kept, check, waiting)
+            finally:
+                self._copies = copies
+            self.late = self.late or not self._arrived(kept)
+            self.cost_s = inf  # nobody knows yet: until one is known no state inside of a step is worth it
             return
         with self._stalling():
             self._await_copies(kept, check, waiting)
@@ -273,9 +281,8 @@ class Keeper:
                 return
 
     def _arrived(self, kept: Kept) -> bool:
-        """Is it whole here and at the buddies by now?"""
+        """Is it whole at the buddies by now?"""
         with suppress(VaultError):
-            kept.ticket.wait_sealed(0.0)
             if self._copies:
                 self._wait_copied(kept.ticket)
             return True
