@@ -104,10 +104,10 @@ full: setup system lint types
 	$(BIN)/python -m chaos.mutate --unit --least 30
 
 # On a card the Python is .venv's, or where there is none the machine's own: it has a torch with CUDA, and may reach no registry.
-# docs/GPU.md. OUT=FOLDER: the results go there; ONLY=bits,kills: these parts alone.
+# docs/GPU.md. OUT=FOLDER: the results go there; ONLY=bits,kills: these parts alone. A rehearsal on a busy machine has longer.
 DEVICE ?= cuda
 gpu: $(if $(filter cpu,$(DEVICE)),setup $(VENV)/.stamp-hf)
-	p=$(BIN)/python; [ -x $$p ] || p=python3; $$p bench/gpu/run.py --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only $(ONLY))
+	p=$(BIN)/python; [ -x $$p ] || p=python3; $$p bench/gpu/run.py --device $(DEVICE) $(if $(filter cpu,$(DEVICE)),--minutes 20) $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only $(ONLY))
 
 # Hostile input for all that reads what others wrote. `make test` has the same few examples each time; here they are fresh ones.
 fuzz: MINUTES = 60
