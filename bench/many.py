@@ -38,17 +38,24 @@ class Answer:
 class Many(Elastic):
     """A job on many nodes."""
 
+    before: tuple[float, str] | None = None  # when the last answer ended, and to what befell whom
+
     def answer(self, fault: str) -> Answer:
-        """Do it, wait until all train again, and see who was blamed meanwhile."""
+        """Do it, wait until all train again, and see who was blamed since the last answer's end."""
         victim, at = VICTIMS.get(fault) or self.job.leader(), time.monotonic()
+        since, last = self.before or (at, victim)
         cost = getattr(self, fault)()
         if fault != "node":  # that one is still away
             self.ready()
-        plans = [line for line in self.log("plan.adopted") if monotonic(line["at"]) > at]
-        blamed = {node for line in plans for node in line["nodes"]}
-        blamed |= {node for line in self.log("verdict.found") if monotonic(line["at"]) > at for node in line["nodes"]}
-        count = len({line["generation"] for line in plans})
-        return Answer(fault=fault, victim=victim, cost=cost, plans=count, wronged=tuple(sorted(blamed - {victim})))
+        self.before = (time.monotonic(), victim)
+        plans = [line for line in self.log("plan.adopted") if monotonic(line["at"]) > since]
+        wronged: set[str] = set()
+        for line in (*plans, *self.log("verdict.found")):
+            told = monotonic(line["at"])
+            if told > since:
+                wronged |= set(line["nodes"]) - {victim if told > at else last}
+        count = len({line["generation"] for line in plans if monotonic(line["at"]) > at})
+        return Answer(fault=fault, victim=victim, cost=cost, plans=count, wronged=tuple(sorted(wronged)))
 
 
 def trial(nodes: int, faults: Sequence[str]) -> list[Answer]:
@@ -57,9 +64,10 @@ def trial(nodes: int, faults: Sequence[str]) -> list[Answer]:
     with Many(nodes=nodes, step_ms=STEP_MS) as job:
         print(f"{nodes} nodes train; load {os.getloadavg()[0]:.0f}", file=sys.stderr)
         for fault in faults:
-            if found and found[-1].fault == "node" and fault != "join":
-                job.answer("join")
             try:
+                if found and found[-1].fault == "node" and fault != "join":
+                    job.join()
+                    job.ready()
                 found.append(job.answer(fault))
             except Late as error:
                 print(f"  {fault}: {error}"[:600], file=sys.stderr)

@@ -524,6 +524,7 @@ def a_seat_is_filled_as_planned(case: Case) -> Iterator[Complaint]:
         if isinstance(fact, Planned):
             born = fact.plan.generation
             fresh.update((seat.member.node, born) for seat in fact.plan.seats if seat.born == born)
+            fresh.difference_update((seat.member.node, born) for seat in fact.plan.seats if seat.born != born)
         elif isinstance(fact, Began) and not fact.fresh and (fact.node, fact.generation) in fresh:
             yield fact.at, f"{fact.node} reformed for generation {fact.generation}, which asked for fresh workers"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -128,6 +128,7 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
         load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))),
         vault_goes=Random(f"vault {seed}").random() < 0.15,
         apart_s=Random(f"apart {seed}").choice((0.0, 0.0, 0.05, 0.8)),
+        **_gathering(Random(f"gather {seed}")),
         settings=_wide(Random(f"wide {seed}"), shape.nodes - len(shape.alien), shape.settings),
     )
     trouble_s = chance.uniform(25, 70)
@@ -230,6 +231,11 @@ def _membership(chance: Random, nodes: int, min_nodes: int) -> Membership:
         deputies=chance.choice((1, 2, 2, 3)),
         campaign_spread_s=chance.choice((0.2, 0.5)),
     )
+
+
+def _gathering(chance: Random) -> dict[str, Any]:
+    """One time in four news of others' records is gathered, as in a big cluster, and for longer than there."""
+    return {"many": 0, "gather_s": chance.choice((0.002, 0.02))} if chance.random() < 0.25 else {}
 
 
 def _wide(chance: Random, nodes: int, settings: Settings) -> Settings:

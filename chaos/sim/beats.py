@@ -70,8 +70,8 @@ class Beats:
             self._compare(sender, name)
 
     def quiet(self, node: "Node") -> bool:
-        """Has this node heard each neighbour since anything spoke against it? Then the detector would say nothing, and can be
-        told of the newest beats at any later time.
+        """Has this node heard each neighbour since anything spoke against it? Then a right detector would say nothing, and can
+        be told of the newest beats at any later time. (A wrong one is looked for in small clusters, which always ask it.)
         """
         for peer, heard in node.detector.peers.items():
             if heard.suspected or (peer, node.name) in self.silent or self._by_message(peer, node.name):

@@ -18,6 +18,7 @@ from elasticrl.contract.model import LOADING, UNTOLD, Plan, Work
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.versions import WIRE
 from elasticrl.core.node.suspect import Budgets
+from elasticrl.shell.sight import GATHER_S, MANY
 
 if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis
@@ -45,6 +46,8 @@ class Shape:
     agent_s: float = 2.0
     watch_s: float = 0.01
     apart_s: float = 0.0  # by how much the news of two keys of the store may come apart
+    many: int = MANY  # records from which on news of others' is gathered
+    gather_s: float = GATHER_S  # for each record
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
@@ -61,7 +64,7 @@ class Cluster:
         self.updates, self.save_every, self.step_s = shape.updates, shape.save_every, shape.step_s
         self.warm_s, self.agent_s, self.look_s = shape.warm_s, shape.agent_s, shape.look_s
         self.net = Network(world)
-        self.store = Store(world, self.net, shape.watch_s, shape.apart_s)
+        self.store = Store(world, self.net, shape.watch_s, shape.apart_s, shape.many, shape.gather_s)
         self.disk = Disk(self, shape.save_s)
         self.beats = Beats(self, each=shape.each_beat)
         self.budgets = Budgets(settings=self.settings.timeouts)

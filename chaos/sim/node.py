@@ -20,6 +20,7 @@ from elasticrl.contract.model import LOADING, MEETING, UNTOLD, Exit, Member, Pla
 from elasticrl.core.node.state import State
 from elasticrl.core.node.suspect import Detector, lives, watched
 from elasticrl.core.step import step, subject
+from elasticrl.shell.sight import MANY
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -413,7 +414,9 @@ class Node:
 
     def judge(self) -> None:
         """Ask the detector, and pass on what it says."""
-        if not self.awake or self.cluster.beats.quiet(self):
+        if not self.awake:
+            return
+        if len(self.cluster.names) >= MANY and self.cluster.beats.quiet(self):
             return
         self.cluster.beats.refresh(self)
         self.detector, suspected, cleared = self.detector.judge(self.clock.now())

@@ -54,7 +54,7 @@ class Watcher:
     pending: set[str] = field(default_factory=set)  # scopes; `ALL` for a reading of everything
     reading: int = 0  # rises with every reading of everything: news that was on its way is in it
     shown: View | None = None  # what the node was shown last
-    gathers: bool = False  # what is on its way is news of others' records, which is gathered first
+    gathers: set[str] = field(default_factory=set)  # scopes: what is on its way is gathered news of others' records
     dead: bool = False
 
 
@@ -73,11 +73,15 @@ class Backup:
 class Store:
     """All keys of one job."""
 
-    def __init__(self, world: World, net: Network, watch_s: float, apart_s: float = 0.0) -> None:
+    def __init__(
+        self, world: World, net: Network, watch_s: float, apart_s: float = 0.0, many: int = MANY, gather_s: float = GATHER_S
+    ) -> None:  # fmt: skip
         self._world = world
         self._net = net
         self._watch_s = watch_s
         self._apart_s = apart_s  # up to this much later than another scope's may a scope's news come
+        self._many = many  # from so many records on news of others' is gathered
+        self._gather_s = gather_s  # for each record
         self.up = True
         self.revision = 1
         self.shared = View(revision=1)  # what every watcher is shown
@@ -352,20 +356,22 @@ class Store:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
         self.revision += 1
         own = self.watchers.get(node)
-        many = len(self.records) >= MANY and scopes == ("members",)
+        many = len(self.records) >= self._many and scopes == ("members",)
         for watcher in (*self.office.values(), *([own] if own and not own.everyone else [])):
             self._news(watcher, scopes, gathers=many and watcher is not own)
 
     def _news(self, watcher: Watcher, scopes: Iterable[str], *, gathers: bool = False) -> None:
         for scope in scopes if self._apart_s and watcher.shown is not None else (ALL,):
-            if not watcher.pending & {scope, ALL} or (watcher.gathers and not gathers):
+            if not watcher.pending & {scope, ALL} or (scope in watcher.gathers and not gathers):
                 self._wake(watcher, scope, gathers=gathers)
 
     def _wake(self, watcher: Watcher, scope: str, *, gathers: bool = False) -> None:
         """News is on its way. (A reading of everything has in it what was gathered, and is not late by that.)"""
         watcher.pending.add(scope)
-        watcher.gathers = gathers
-        lag = watcher.lag_s + (GATHER_S * len(self.records) if gathers else 0.0)
+        if scope == ALL:
+            watcher.gathers.clear()
+        (watcher.gathers.add if gathers else watcher.gathers.discard)(scope)
+        lag = watcher.lag_s + (self._gather_s * len(self.records) if gathers else 0.0)
         if scope == ALL:
             watcher.reading += 1
         else:
@@ -375,8 +381,8 @@ class Store:
         self._world.later(lag, self._deliver, watcher, scope, watcher.reading)
 
     def _deliver(self, watcher: Watcher, scope: str, reading: int) -> None:
-        if watcher.dead or reading != watcher.reading:
-            return
+        if watcher.dead or reading != watcher.reading or scope not in watcher.pending:
+            return  # what was gathered has been shown with other news
         if not self.up:
             self._blocked.append((watcher, scope, reading))
             return
@@ -385,7 +391,9 @@ class Store:
             return
         if scope == ALL:
             watcher.pending.clear()
+            watcher.gathers.clear()
         watcher.pending.discard(scope)
+        watcher.gathers.discard(scope)
         view = self.view(watcher)
         if scope != ALL and watcher.shown is not None:
             fresh = {name: getattr(view, name) for name in SCOPES[scope]}

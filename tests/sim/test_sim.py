@@ -15,7 +15,11 @@ from chaos.history import Sealed, Struck, Suspicion
 from chaos.scenario import Scenario, Unusable, big, draw, load, save, scripted
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import run
+from chaos.sim.store import Store
+from chaos.sim.world import Network, World
+from elasticrl.contract import events
 from elasticrl.contract.level import Level
+from elasticrl.contract.model import Member, Record
 from elasticrl.contract.settings import Membership, Settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,6 +54,42 @@ def test_another_seed_is_another_run():
     runs = [run(draw(4), seed).history for seed in ("4", "5")]
     told = [hashlib.sha256("\n".join(map(history.line, facts)).encode()).hexdigest() for facts in runs]
     assert told[0] != told[1]
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.05])
+def test_news_of_others_is_gathered_and_what_else_is_new_is_shown_once_and_at_once(apart_s):
+    world = World("1")
+    store = Store(world, Network(world), 0.01, apart_s, many=0, gather_s=10.0)
+    me, other = (Member(node=name, incarnation=1) for name in ("n00", "n01"))
+    mine, its = (store.grant(member, 1e6) for member in (me, other))
+    store.put_record(Record(member=me), mine)
+    store.put_record(Record(member=other), its)
+    views = []
+    store.watch(me, views.append, everyone=True)
+    world.run(1.0)
+    assert len(views) == 1
+
+    def look(generation):
+        store.inspect(events.Inspect(generation=generation, if_leader=store.shared.leader_revision))
+
+    def shown():
+        return views[-1].look, *(views[-1].records[name].step for name in ("n00", "n01"))
+
+    store.put_record(Record(member=other, step=1), its)
+    look(1)  # apart, what is gathered is not yet shown with it
+    world.run(2.0)
+    assert (len(views), shown()) == (2, (1, 0, 0) if apart_s else (1, 0, 1))
+    store.put_record(Record(member=other, step=2), its)
+    store.put_record(Record(member=me, step=5), mine)  # of its own records it is told at once, with all others
+    world.run(3.0)
+    assert (len(views), shown()) == (3, (1, 5, 2))
+    look(2)
+    store.put_record(Record(member=other, step=3), its)
+    look(3)
+    world.run(4.0)
+    assert (len(views), shown()) == (4, (3, 5, 2) if apart_s else (3, 5, 3))
+    world.run(100.0)
+    assert (len(views), shown()) == (5 if apart_s else 4, (3, 5, 3)), "nothing is shown twice"
 
 
 @pytest.mark.long

@@ -417,13 +417,28 @@ class Watching:
     async def begin(self) -> asyncio.Task[None]:
         for number in range(self.members):
             await self.say(f"n{number:04d}", 0)
+        return await self.look()
+
+    async def look(self) -> asyncio.Task[None]:
+        told = len(self.views)
         task = asyncio.create_task(self.sight.watch(everyone=True))
-        await self.until(lambda _: True)
+        await self.until(lambda _: len(self.views) > told)
         return task
 
     async def say(self, node: str, step: int) -> None:
         record = Record(member=Member(node=node, incarnation=1), step=step)
         await self.store.txn((), [Put(key=keys.member_key(node), value=keys.dump(record))])
+
+    async def gathered(self, node: str, step: int) -> None:
+        """This news has come, and waits to be told."""
+        async with asyncio.timeout(patience(10.0)):
+            while self.sight._records[node].step != step:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+
+    def tell(self) -> None:
+        """As when the time of gathering is over."""
+        assert self.sight._gathering is not None
+        self.sight._gathering._run()
 
     async def until(self, claim: Callable[[View], bool]) -> View:
         async with asyncio.timeout(patience(10.0)):
@@ -444,17 +459,41 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 def test_who_watches_thousands_is_told_of_their_news_together() -> None:
     async def seen() -> None:
-        watching = Watching(MANY, gather_s=1.0)
+        watching = Watching(MANY, gather_s=3600.0)
         task = await watching.begin()
-        for step in range(1, 6):
+        await watching.say("n0007", 1)
+        await watching.gathered("n0007", 1)
+        timer = watching.sight._gathering
+        for step in range(2, 6):
             await watching.say("n0007", step)
-        await watching.until(lambda view: step_of(view, "n0007") == 5)
+        await watching.gathered("n0007", 5)
+        assert watching.sight._gathering is timer, "one for all of them"
+        assert len(watching.views) == 1
+        watching.tell()
+        assert step_of(watching.views[-1], "n0007") == 5
         assert len(watching.views) == 2
         await watching.say("n0009", 1)
-        await asyncio.sleep(0.3)  # it is being gathered
+        await watching.gathered("n0009", 1)
+        assert watching.sight._gathering is not None
         await ended(task)
-        await asyncio.sleep(1.0)
-        assert len(watching.views) == 2, "nobody watches any more"
+        assert watching.sight._gathering is None, "nobody watches any more"
+        assert len(watching.views) == 2
+
+    asyncio.run(seen())
+
+
+def test_what_was_gathered_and_not_told_still_shows_that_the_store_has_lost_its_data() -> None:
+    async def seen() -> None:
+        watching = Watching(MANY, gather_s=3600.0)
+        task = await watching.begin()
+        await watching.say("n0007", 1)
+        await watching.gathered("n0007", 1)
+        await ended(task)
+        watching.store = watching.sight._store = MemoryStore(MemoryServer())
+        await ended(await watching.begin())
+        assert [view.epoch for view in watching.views] == [0, 1]
+        await ended(await watching.look())
+        assert watching.views[-1].epoch == 1, "it has lost them once"
 
     asyncio.run(seen())
 

@@ -91,7 +91,8 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
         why = f"holding for {some(names)}, who alone had what was made since step {scene.view.committed}"
         return Move(wake_at=until, why=why)
     out = any(node in scene.apart for node in scene.seated)
-    if plan.waited == scene.view.committed and (scene.conviction.unsure or out):
+    # What a save from before the hold commits meanwhile brings nobody back: `resume` is what was committed as the hold began.
+    if plan.waited == plan.resume and (scene.conviction.unsure or out):
         return Move(wake_at=until, why="holding for those who do not hear each other")
     return None
 
