@@ -3,6 +3,8 @@
 The one idea: such a program prints hundreds of errors and nearly all of them mean one class. So a few rows say what differs
 (PLATFORMS), and the last row of a program says what its errors mean if no other row knows one (BACKSTOPS). A last row has a
 sign that speaks only where nothing else does (`meanings.VAGUE`, and consequences).
+
+Long because each row is a text that some program prints, and a table is read best in one piece.
 """
 
 # ruff: noqa: E501 -- a row of the table is one line, however long its expression
@@ -11,6 +13,23 @@ from elasticrl.contract.evidence import Kind, Sign
 from elasticrl.diagnose.rows import Text
 
 _K, _S = Kind, Sign
+
+#: Whoever coordinates, as programs call it, and how they say that it is not found, or gone.
+_CHIEFS = ("aster", "endezvous", "ead node", "ead pod", "cheduler", "ontroller", "ighthouse", "GCS server")
+_CHIEF = r"(?:the )?(?:\w{1,20} )?(?:[Cc]oordinator|[Mm]aster|[Rr]endezvous(?: (?:endpoint|host|backend))?|[Hh]ead (?:node|pod)|[Ss]cheduler|[Cc]ontroller|[Ll]ighthouse|GCS server)"
+_SEEKS = (
+    r"(?:[Ff]ail(?:s|ed|ure)? to|[Uu]nable to|[Cc]ould ?n(?:ot|'t)|[Cc]annot|[Cc]an't|not) (?:contact|reach|(?:re-?)?connect (?:to|with)|register (?:with|to|at)|"
+    rf"communicate with|(?:send )?heartbeat to) {_CHIEF}\b.{{0,60}}|[Ll]ost (?:connection|contact) (?:to|with) {_CHIEF}\b|"
+    rf"[Hh]eartbeats? to {_CHIEF} (?:has |have )?(?:failed|timed out)|[Dd]id not receive .{{1,40}} from {_CHIEF}\b"
+)
+_GOES = (
+    rf"\b{_CHIEF} (?:process |server )?(?:is |was |has |has been |might be |seems )?(?:not (?:reachable|responding|healthy|available)|unreachable|dead|died|"
+    rf"down\b|exited|exit\b|lost\b|deleted|gone\b|unavailable)|[Cc]onnection (?:to|with) {_CHIEF} (?:was |is |has been )?(?:lost|closed|broken|refused|reset)"
+)
+_AWAY = (
+    r"(?<![Mm]aster )(?<![Hh]ead )\b(?:(?:[Nn]ode|[Mm]achine|VM)s?(?: \S{1,80})?|[Hh]ost \S{1,80}) (?:is|was|were|has|has been|became|went|has gone|are|got|marked|marked as) (?:now )?"
+    r"(?:lost|unreachable|dead|down|offline|gone|terminated|unresponsive|not responding|evicted|deallocated)\b(?!.{0,40}mistaken)"
+)
 
 #: What tells more than its program's last row does.
 PLATFORMS: tuple[Text, ...] = (
@@ -70,6 +89,8 @@ PLATFORMS: tuple[Text, ...] = (
     Text("FAILED_CONTROLLER", _K.RENDEZVOUS, _S.STORE_GONE, r"\bFAILED_CONTROLLER\b", detail="SkyPilot's controller", family="rdzv"),
     Text("econnecting to master", _K.RENDEZVOUS, _S.STORE_GONE, r"error reconnecting to master.{0,120}", detail="Determined's master", family="rdzv"),
     Text("Slurmctld(", _K.RENDEZVOUS, _S.COORDINATOR, r"Slurmctld\(\w{1,20}\) at \S{1,80} is DOWN", detail="slurmctld", family="rdzv"),
+    Text("ailed to connect to <", _K.RENDEZVOUS, _S.STORE_GONE, r"[Ff]ailed to connect to <[\d.]{7,15}:\d{2,5}[^>]{0,200}>", detail="HTCondor's daemons", family="rdzv"),
+    Text("mysql_real_connect", _K.RENDEZVOUS, _S.STORE_GONE, r"mysql_real_connect failed.{0,60}", detail="Slurm's database", family="rdzv"),
     Text("commlib error", _K.RENDEZVOUS, _S.STORE_GONE, r"commlib error: (?:got select error|can't|access denied).{0,80}", detail="Grid Engine's master", family="rdzv"),
     # etcd without a leader, and Kubernetes without etcd.
     Text("new election at term", _K.STORE, _S.STORE_GONE, r"is starting a new election at term \d{1,9}", detail="etcd has no leader", family="rdzv"),
@@ -110,6 +131,49 @@ PLATFORMS: tuple[Text, ...] = (
     Text("econnect to slot", _K.NODE, _S.NODE_GONE, r"[Cc]an(?: ?not|'t) reconnect to slot\S{1,80}.{0,40}", detail="HTCondor: the node is lost", family="end"),
     Text("execd is in unknown state", _K.NODE, _S.NODE_GONE, detail="Grid Engine: the node is lost", family="end"),
     Text("commlib error", _K.NODE, _S.NODE_GONE, r"commlib error: got read error \(closing .{0,80}", detail="Grid Engine: the node is lost", family="end"),
+    # What coordinates a job, in the words that many programs use.
+    Text("oordinator", _K.RENDEZVOUS, _S.STORE_GONE, _SEEKS, detail="what coordinates the job cannot be reached", family="rdzv", more=_CHIEFS),
+    Text("oordinator", _K.RENDEZVOUS, _S.STORE_GONE, _GOES, detail="what coordinates the job is gone", family="rdzv", more=_CHIEFS),
+    Text("imed out ", _K.RENDEZVOUS, _S.UNMET, r"[Tt]imed out .{0,30}waiting for (?:all |the |other )?(?:workers?|hosts?|nodes?|clients|agents|peers|replicas|participants)\b.{0,60}", detail="some did not come", family="rdzv"),
+    Text("TimeoutError: ", _K.RENDEZVOUS, _S.UNMET, r"TimeoutError: .{0,60}(?:[Rr]endezvous|(?:workers?|nodes?) to (?:join|start|register)).{0,60}", detail="some did not come", family="rdzv"),
+    Text("Barrier timed out", _K.RENDEZVOUS, _S.UNMET, r"Barrier timed out\. (?:Barrier_id|Id): .{0,60}", detail="JAX: tasks that did not come", family="rdzv"),
+    Text("distributed service detected", _K.RENDEZVOUS, _S.STORE_GONE, r"JAX distributed service detected fatal errors", detail="JAX's coordination service", family="rdzv"),
+    Text("from front-end process", _K.RENDEZVOUS, _S.STORE_GONE, r"Did not receive response from front-end process.{0,40}", detail="vLLM's front end", family="rdzv"),
+    Text("LOST", _K.RENDEZVOUS, _S.STORE_GONE, r"PMIX ERROR: (?:PMIX_ERR_)?LOST[-_ ]CONNECTION.{0,40}", detail="PMIx: its server is gone", family="mpi"),
+    Text("PMI server not found", _K.RENDEZVOUS, _S.STORE_GONE, detail="PMI", family="mpi"),
+    Text("ot connect to server", _K.RENDEZVOUS, _S.STORE_GONE, r"\bcan ?not connect to server \S{1,80} \(errno=\d{1,6}\)", detail="PBS' server", family="rdzv"),
+    Text(" is down", _K.RENDEZVOUS, _S.COORDINATOR, r"\b(?:LSF|LIM) is down\b.{0,40}", detail="LSF's daemons", family="rdzv"),
+    Text("daemon not responding", _K.RENDEZVOUS, _S.COORDINATOR, r"batch (?:system )?daemon not responding.{0,40}", detail="LSF's daemons", family="rdzv"),
+    Text("ApiException: (5", _K.RENDEZVOUS, _S.STORE_GONE, r"ApiException: \(5\d\d\).{0,60}", detail="Kubernetes' control plane", family="rdzv"),
+    Text("RuntimeError: Connection", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"RuntimeError: Connection (?:timed out|refused)\s{0,8}$", family="store"),
+    Text("server socket has failed to listen", _K.TCPSTORE_ERROR, _S.UNSUITED, r"server socket has failed to listen on any local network address.{0,60}", detail="an address or port that cannot be had", family="store"),
+    # Nodes that are gone, in the words that many programs use.
+    Text("ode", _K.NODE, _S.NODE_GONE, _AWAY, detail="a node is gone", family="end", more=("ost", "achine", "VM")),
+    Text("ost ", _K.NODE, _S.NODE_GONE, r"\b[Ll]ost (?:the )?(?:node|host|machine)s? \S{1,80}|\bnode was lost\b|[Nn]ode failure (?:was )?detected.{0,60}", detail="a node is gone", family="end", more=("ode failure",)),
+    Text("eartbeat", _K.NODE, _S.NODE_GONE, r"(?:[Nn]o|[Ll]ost|[Mm]iss(?:ed|ing)) heartbeats? (?:received )?(?:from|of) (?:the )?(?:node|host|machine|agent)\b.{0,60}|\b(?:[Nn]ode|[Hh]ost|[Aa]gent|[Mm]achine) \S{1,60} heartbeats? (?:is |was |has )?(?:lost|timed? ?out|missed|expired)", detail="a node is not heard", family="end"),
+    Text("health check", _K.NODE, _S.NODE_GONE, r"taken out of service in response to .{0,20}health check.{0,60}", detail="the cloud ended the node", family="end"),
+    Text("nstance", _K.NODE, _S.NODE_GONE, r"\b(?:Server\.SpotInstance\w{5,20}|Client\.InstanceInitiatedShutdown)\b", detail="the node was shut down", family="end"),
+    Text("viction", _K.NODE, _S.NODE_GONE, r"(?:\bVM|[Ss]pot|[Nn]ode) eviction (?:notice|event|warning)", detail="the cloud takes the node back", family="end"),
+    Text("State=", _K.NODE, _S.NODE_GONE, r"NodeName=\S{1,80} .{0,160}State=(?:DOWN|FAIL)\S{0,20}|^\s{1,8}State=(?:DOWN|FAIL)\S{0,20} ", detail="Slurm: node down", family="end"),
+    Text("ob ", _K.NODE, _S.NODE_GONE, r"Job disconnected, attempting to reconnect|Job reconnection failed", detail="HTCondor: the node is lost", family="end"),
+    Text("TerminationByKubelet", _K.NODE, _S.NODE_GONE, detail="Kubernetes: the node is shut down", family="end"),
+    Text("out-of-service", _K.NODE, _S.NODE_GONE, r"node\.kubernetes\.io/out-of-service", detail="Kubernetes: the node was given up", family="end"),
+    Text("The system will ", _K.NODE, _S.NODE_GONE, r"The system will (?:power off|reboot|halt) (?:now|at)\b", detail="the node was shut down", family="end"),
+    Text("system boot", _K.NODE, _S.NODE_GONE, r"^reboot\s{1,8}system boot", detail="the node was rebooted", family="end"),
+    Text("ecommissioned", _K.NODE, _S.NODE_GONE, r"Reason: (?:[Ww]orker|[Nn]ode|[Hh]ost) [Dd]ecommissioned", detail="the node was taken away", family="end"),
+    Text(" lost", _K.NODE, _S.NODE_GONE, r"[Ll]ost executor \S{1,12} on \S{1,80}: (?:worker|slave|node|host) lost", detail="Spark: a node is lost", family="end"),
+    Text("aylet ", _K.NODE, _S.NODE_GONE, r"\b[Rr]aylet (?:process )?(?:has )?(?:died|crashed)\b", detail="Ray: the node's daemon went away", family="end"),
+    Text("PREEMPTED", _K.NODE, _S.NODE_GONE, r"\bTPU .{0,30}state:? ?'?PREEMPTED", detail="TPU: the cloud took it back", family="end"),
+    Text("ower ", _K.NODE, _S.NODE_GONE, r"\bPower (?:Supply|supply|Unit).{0,40}(?:[Ff]ailure (?:detected|asserted)|AC lost|[Pp]ower off)", detail="the machine's power", family="end"),
+    # SHARP, PSM and Open MPI's libfabric; sockets of tools over RDMA.
+    Text("sharp", _K.CARRIER, _S.FABRIC, r"\bERROR\b.{0,20}(?:sharp_\w{3,40}|collect_ports_data|.{0,20}SAT tree).{0,80}|\bsharp_\w{3,40} failed.{0,60}", detail="SHARP", family="nvlink", more=("collect_ports_data", "SAT tree")),
+    Text("SHARP", _K.CARRIER, _S.FABRIC, r"NCCL WARN .{0,20}SHARP (?:group|coll|reg|allreduce).{0,60}", detail="SHARP", family="nvlink"),
+    Text("ssertion failure at psm", _K.CARRIER, _S.FABRIC, r"Assertion failure at psm\w{0,20}\.c:\d{1,5}.{0,60}", detail="PSM", family="nvlink"),
+    Text("PSM", _K.CARRIER, _S.FABRIC, r"\bPSM[23]? (?:was unable to|could not|cannot|failed to) .{0,80}", detail="PSM", family="nvlink"),
+    Text("OFI Libfabric library call", _K.CARRIER, _S.FABRIC, r"failed an OFI Libfabric library call \(\w{2,40}\)", detail="libfabric", family="nvlink"),
+    Text("ndpoint timeout was not handled", _K.CARRIER, _S.LINK, detail="UCX: a peer that does not answer", family="ucx"),
+    Text(" from socket", _K.NCCL_WARN, _S.PEER_GONE, r"(?:ERROR|[Ee]rror|[Ff]ailed to|[Ff]ailed) (?:reading|read) from socket", detail="a connection broke", family="sock"),
+    Text(" to socket", _K.NCCL_WARN, _S.PEER_GONE, r"(?:ERROR|[Ee]rror|[Ff]ailed to|[Ff]ailed) (?:writing|write) to socket", detail="a connection broke", family="sock"),
     # Launchers, shells and the place that a job runs in.
     Text("command not found", _K.LIMIT, _S.UNSUITED, r"\S{1,60}(?<!py-spy): command not found", detail="a program that is not installed there", family="sched"),
     Text(": not found", _K.LIMIT, _S.UNSUITED, r"^.{0,60}sh: (?:line )?\d{1,6}: \S{1,60}: not found", detail="a program that is not installed there", family="sched"),
@@ -392,7 +456,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("between NVLINK connected GPUs", _K.CARRIER, _S.FABRIC, r"P2P is disabled between NVLINK connected GPUs.{0,40}", detail="NVLink", family="fabric"),
     Text("enable P2P between", _K.CARRIER, _S.FABRIC, r"Could not enable P2P between dev.{0,60}", detail="P2P", family="fabric"),
     Text("[Rem Allocator]", _K.CARRIER, _S.FABRIC, r"\[Rem Allocator\] Allocation failed.{0,40}", detail="memory of one GPU that another cannot map", family="fabric"),
-    Text("Cuda failure", _K.CARRIER, _S.FABRIC, r"Cuda failure (?:\d{1,4} )?'(?:operation not permitted|operation not supported|OS call failed|mapping of buffer|peer mapping|API call is not supported).{0,60}", detail="memory of one GPU that another cannot map", family="fabric"),
+    Text("Cuda failure", _K.CARRIER, _S.FABRIC, r"Cuda failure (?:\d{1,4} )?'(?:invalid argument|operation not permitted|operation not supported|OS call failed|mapping of buffer|peer mapping|API call is not supported).{0,60}", detail="memory of one GPU that another cannot map", family="fabric"),
     Text("nvshmem", _K.CARRIER, _S.FABRIC, r"(?:nvshmem|NVSHMEM).{0,120}(?:[Ff]ail|non-zero status|NULL value|[Uu]nable|ERROR).{0,60}", detail="NVSHMEM", family="fabric", more=("NVSHMEM",)),
     Text("gdr_open", _K.CARRIER, _S.FABRIC, r"gdr_open\(?\)?.{0,20}(?:failed|error).{0,40}", detail="GDRCopy", family="fabric"),
     Text("PeerAccess", _K.CUDA_ERROR, _S.FABRIC, r"(?:hip|cuda)Error(?:PeerAccess(?:Unsupported|NotEnabled)|MapFailed)|HSA_STATUS_ERROR_INVALID_(?:IPC|MEMORY_POOL)\w{0,20}", detail="memory of one GPU that another cannot map", family="fabric", more=("ErrorMapFailed", "HSA_STATUS_ERROR_INVALID_")),
