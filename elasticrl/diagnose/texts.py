@@ -570,7 +570,7 @@ BETWEEN: tuple[Text, ...] = (
     Text("leader", _K.STORE, _S.COORDINATOR, r"leader election lost|error retrieving resource lock.{0,80}|failed to renew lease .{0,80}", detail="Kubernetes' control plane", family="rdzv", more=("retrieving resource lock", "renew lease")),
     Text("RendezvousClosedError", _K.RENDEZVOUS, _S.COORDINATOR, family="rdzv"),
     Text("Failed to connect to GCS", _K.RENDEZVOUS, _S.COORDINATOR, detail="Ray's head", family="rdzv"),
-    Text("GCS", _K.RENDEZVOUS, _S.COORDINATOR, r"(?:[Ff]ailed to connect to|[Uu]nable to connect to|[Ll]ost connection to|cannot connect to).{0,20}GCS", detail="Ray's head", family="rdzv"),
+    Text("GCS", _K.RENDEZVOUS, _S.COORDINATOR, r"(?:[Ff]ailed to connect to|[Uu]nable to connect to|[Ll]ost connection to|[Cc](?:annot|ould not|ouldn't) connect to).{0,20}GCS", detail="Ray's head", family="rdzv"),
     Text("ontact slurm controller", _K.RENDEZVOUS, _S.COORDINATOR, r"Unable to contact slurm controller.{0,60}", detail="slurmctld", family="rdzv"),
     Text("imed out on send/recv operation", _K.RENDEZVOUS, _S.COORDINATOR, r"(?:srun|salloc|sbatch|slurm_\w{1,40}).{0,120}Socket timed out on send/recv operation", detail="Slurm's daemons",
          family="rdzv"),
