@@ -150,6 +150,10 @@ def test_a_server_that_is_started_anew_generates_nothing_by_the_weights_that_it_
         assert struck[0] < 60, "it was killed when all was there"
 
 
+def holds(fake):
+    return fake.ask("/weight_info")["weight_version"]
+
+
 def answers(fake):
     try:
         return bool(fake.ask("/version" if "vllm" in fake.command else "/get_server_info"))
@@ -267,7 +271,7 @@ def test_a_job_trains_on_each_sample_once_though_its_server_is_killed(tmp_path):
         conf["rollout"]["server"] = {"url": fake.url}
         with gang(tmp_path, conf, world=1) as nodes:
             nodes.plan("n0")
-            nodes.until(lambda: "elasticrl-" in fake.ask("/weight_info")["weight_version"], "the first weights", 200.0)
+            nodes.until(lambda: answers(fake) and holds(fake).startswith("elasticrl-"), "the first weights", 200.0)
             fake.kill()
             fake.start()
             nodes.until_done(within_s=250.0)
