@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SOON_S = 5.0  # a state that comes within this time comes soon: to copy a large one again takes about as long
+SOON_S = 1.0  # a state that comes within this time comes soon
 
 
 class Search:

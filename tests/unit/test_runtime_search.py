@@ -14,11 +14,10 @@ ALONE, TWICE = ({"n0": 1},), ({"n0": 1, "n1": 1},)  # the nodes that have a shar
     ("pace_s", "every", "lies", "copied"),
     [
         (0.3, 1, ALONE, False),  # the next state comes soon, with its copies
-        (1.2, 5, ALONE, True),  # it does not, as each fifth is kept
-        (2.0, 1, ALONE, False),
-        (8.0, 1, ALONE, True),
+        (0.3, 5, ALONE, True),  # it does not, as each fifth is kept
+        (3.0, 1, ALONE, True),
         (0.0, 1, ALONE, True),  # nobody knows
-        (8.0, 1, TWICE, False),
+        (3.0, 1, TWICE, False),
     ],
 )
 def test_a_state_that_lies_with_too_few_nodes_is_copied_unless_the_next_comes_soon(
