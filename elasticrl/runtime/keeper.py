@@ -216,17 +216,13 @@ class Keeper:
         if kept is None or kept.sealed:
             return
         if kept.again:
-            copies, self._copies = self._copies, 0
-            try:
-                with self._stalling():
-                    self._await_copies(kept, check, waiting)
-            finally:
-                self._copies = copies
+            with self._stalling():
+                self._await_copies(kept, check, waiting, copies=0)
             self.late = self.late or not self._arrived(kept)
             self.cost_s = inf  # nobody knows yet: until one is known no state inside of a step is worth it
             return
         with self._stalling():
-            self._await_copies(kept, check, waiting)
+            self._await_copies(kept, check, waiting, copies=self._copies)
         if not self.late and not kept.light:
             # What was copied elsewhere was sent by this node, which in turn has taken as much from another.
             busy_s = kept.ticket.busy_s * (1 + 2 * self._copies) if self._scarce else 0.0
@@ -247,7 +243,7 @@ class Keeper:
             self._stalled_s += time.monotonic() - start
 
     def _await_copies(
-        self, kept: Kept, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]]
+        self, kept: Kept, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]], *, copies: int
     ) -> None:
         tree = self.context.tree
         nearer, moved = time.monotonic(), 0
@@ -256,7 +252,7 @@ class Keeper:
             check()
             try:
                 kept.ticket.wait_sealed(SLICE_S)
-                if self._copies:
+                if copies:
                     with waiting():
                         self._wait_copied(kept.ticket)
             except VaultError as error:
