@@ -45,7 +45,7 @@ class Ends:
         end = Ended(
             number=self._number, rank=process.rank, core=exits.core_of(code), said=said(process.log),
             exit=Exit(
-                generation=generation if seated else 0, slot=process.slot or 0, step=beat.step, cause=cause, own=own,
+                generation=generation if seated else 0, slot=process.slot, step=beat.step, cause=cause, own=own,
                 signal=facts.signal, sign=sign,
             ),
         )  # fmt: skip

@@ -278,7 +278,7 @@ class LedAgent(LocalElasticAgent):
         if len(self._told.chosen) < place.slots:
             cause = f"no process could be started within {START_S:g} s"
             cause = f"{cause}: {self._spares.problem}" if self._spares.problem else cause
-            self._exit = Exit(generation=place.generation, slot=0, step=place.resume, cause=cause, own=False)
+            self._exit = Exit(generation=place.generation, slot=None, step=place.resume, cause=cause, own=False)
         else:
             self._told.place = place
             self._initialize_workers(self._group)

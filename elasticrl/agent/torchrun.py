@@ -134,7 +134,7 @@ class ElasticRendezvous(RendezvousHandler):
                 self._mood is Mood.RUNNING and not self._must_leave
             ):  # nobody asked for it, so the workers must have failed
                 cause = "its workers failed; see torchrun's log"
-                self._exit = Exit(generation=self._taken, slot=0, step=0, cause=cause, own=False)
+                self._exit = Exit(generation=self._taken, slot=None, step=0, cause=cause, own=False)
         deadline = time.monotonic() + self._timeout_s
         while True:
             with self._changed:

@@ -200,6 +200,10 @@ class Plan:
         """The number of a rank's team; None where there are none."""
         return rank // self.team if self.team > 1 else None
 
+    def rank_of(self, member: Member, slot: int | None) -> int | None:
+        """The rank of a member's worker; None where no single one is meant."""
+        return None if slot is None else self.first_rank(member) + slot
+
     @cached_property
     def _first_ranks(self) -> Mapping[Member, int]:
         before = accumulate((seat.slots for seat in self.seats), initial=0)
@@ -239,7 +243,7 @@ class Exit:
     """
 
     generation: int
-    slot: int
+    slot: int | None  # None: not one worker of the node, but all of them
     step: int
     cause: str  # for people, and for the names of exceptions in it
     own: bool

@@ -188,12 +188,12 @@ def _unsure(state: State, stall: Stall, now: float) -> bool:
     return not (stall.waiting or stall.stopped) and (unseen or now < state.patient_until(stall))
 
 
-def _rank(state: State, generation: int, slot: int) -> int | None:
+def _rank(state: State, generation: int, slot: int | None) -> int | None:
     """Of this node's worker in that generation, as far as its plan is still known."""
     plan = state.view.plan
     if plan is None or plan.generation != generation or state.me not in plan.seat_of:
         return None
-    return plan.first_rank(state.me) + slot
+    return plan.rank_of(state.me, slot)
 
 
 def _still_neighbours(state: State, view: View) -> frozenset[str]:

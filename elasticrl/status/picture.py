@@ -387,7 +387,7 @@ def row(
         )  # fmt: skip
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
     whose = record.exit or record.stall
-    if whose and view.plan is not None and team is not None:
+    if whose and whose.slot is not None and view.plan is not None and team is not None:
         note = f"team {view.plan.team_of(rank + whose.slot)}: {note}"
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:

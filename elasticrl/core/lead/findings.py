@@ -65,8 +65,7 @@ def _derived(scene: Scene) -> tuple[Evidence, ...]:
         if _went(scene, seat):
             found.append(_gone(fate, seat, generation))
         elif record and record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
-            rank = plan.first_rank(seat.member) + record.exit.slot
-            found.append(of_exit(record.exit, rank=rank, node=node))
+            found.append(of_exit(record.exit, rank=plan.rank_of(seat.member, record.exit.slot), node=node))
     return (*found, *_left(scene))
 
 

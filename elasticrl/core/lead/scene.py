@@ -296,7 +296,8 @@ class Scene:
         if record.generation == self.plan.generation and record.work is Work.FAILED:
             left = record.exit
             said, signal = (left.cause, left.signal) if left else ("its worker failed", 0)
-            team = self.plan.team_of(self.plan.first_rank(member) + left.slot) if left else None
+            rank = self.plan.rank_of(member, left.slot) if left else None
+            team = self.plan.team_of(rank) if rank is not None else None
             cause = Cause(
                 why=Why.FAILED, who=(member,), said=said, signal=signal,
                 count=team or 0, of=0 if team is None else self.plan.carriers,

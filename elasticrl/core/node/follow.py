@@ -119,7 +119,7 @@ def record_of(state: State, now: float) -> Record:
             replace(left, generation=here)
             if left
             else Exit(
-                generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False, sign=Sign.KILLED
+                generation=here, slot=None, step=workers.step, cause="its workers are gone", own=False, sign=Sign.KILLED
             )
         )
     own = state.view.own
