@@ -109,9 +109,9 @@ class Usual:
     def learn(self, workers: Sequence[Beating], now: float) -> "Usual":
         """A phase that was left between two looks took about as long as from its beginning to the next one's.
 
-        One that a broken gang ended says how long the fault took, and what is left of a reform after its first collective
-        nothing of how long a reform takes: nothing is learned of either, but that it may be as long at the same step. That is
-        learned of those who waited too, or they would be taken for stalled before the one that is slow.
+        A phase that a broken gang ended tells how long the fault took, and the rest of a reform after its first collective
+        tells nothing. Of both only this is learned: at the same step it may be as long again. It is learned of those who waited
+        too, or they would be taken for stalled before the one that is slow.
 
         One that is left for a wait outside of the gang goes on behind it: it took as long as its parts together.
         """

@@ -145,7 +145,7 @@ class LedAgent(LocalElasticAgent):
         self._exit: Exit | None = None
         self._last = Facts()
         self._stopping = ""
-        self._alone = False  # who would see to us has ended
+        self._alone = False  # daemon and vault have ended
         self._server: Server | None = None
 
     # ---- the loop, in place of torch's

@@ -45,7 +45,9 @@ class Leased(At):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers(Facts):
-    """This node's workers as the agent knows them. Sent when anything but `step` changes, and at least every second."""
+    """This node's workers as the agent knows them. Sent when work, generation, exit or stall changes, at a gang's first step,
+    and at least every second (`agent/reports.py` says what is news).
+    """
 
     now: float
 
@@ -67,8 +69,8 @@ class Cleared(At):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(At):
-    """Facts, whoever found them: a log's line, a stack, a counter. `scene`: all workers of this node have been looked at,
-    whether or not that gave facts: for the request of that revision, or, if 0, because one of them had stalled.
+    """Facts, whoever found them: a log's line, a stack, a counter. `scene`: with them all workers of this node were looked at.
+    A number: at the request of that revision; 0: since one of them had stalled; None: nobody looked.
     """
 
     evidence: tuple[Evidence, ...] = ()

@@ -48,8 +48,9 @@ class Rung(IntEnum):
 class Seat:
     """A member's place in a plan: `slots` consecutive ranks.
 
-    `born` is the generation whose launch started the worker processes. A node whose running workers were born then keeps
-    them and reforms; any other node starts fresh ones. That one number expresses rungs 1 to 3 of the ladder.
+    `born` is the generation in which the worker processes got their first rank. A node whose running workers were born then
+    keeps them and reforms; any other node takes fresh ones. So a plan says by this number who keeps its processes: all of them
+    (reform), all but the lost (replace), or none (restart).
 
     Example: Seat(member=Member(node="n03", incarnation=2), born=14, slots=8, beat="10.0.0.3:7461")
     """
@@ -230,7 +231,7 @@ class Work(StrEnum):
     JOINING = "joining"  # told of a generation, not yet through its first collective
     TRAINING = "training"
     PARKED = "parked"  # out of a broken or held group, state in hand, waiting for the next generation
-    STALLED = "stalled"  # a worker has made no progress for longer than its budget
+    STALLED = "stalled"  # a worker waits for others for longer than its budget; who hangs by itself is still TRAINING
     FAILED = "failed"  # a worker ended; `Record.exit` says how
     DONE = "done"  # all steps made
 
@@ -362,7 +363,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known of a node's workers. The agent's reports, the event `Workers` and the member's record all extend it, so a
-    new fact is written down here, set where it is measured, and read where it is used: what lies between passes it on.
+    new fact is written down here, set where it is measured, and read where it is used: what lies between passes it on. One that
+    changes at every step is left out by `news` (agent/reports) and `record_of` (core/node/follow), or each change goes to etcd.
 
     Example: Facts(work=Work.TRAINING, generation=14, born=12, warm=True, step=1280, phase="rollout")
     """

@@ -34,7 +34,7 @@ class Fault(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure a verdict is. `low`: likely by what such jobs turned out to have; act on it only with a person."""
+    """How sure a verdict is. `low`: a guess, by what such jobs turned out to have; a person should decide."""
 
     LOW = "low"
     MEDIUM = "medium"

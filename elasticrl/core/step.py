@@ -1,8 +1,8 @@
 """`step(state, event) -> Decision`: the whole of elasticrl's judgement, as one pure function.
 
-An event is absorbed into the state; then four questions are asked of it, in the same order always: do I belong (lease,
-record), do my workers match the plan, should I stand for leader, and, if I lead, is the plan still right. Each answers with
-wishes; a wish that was already acted on, and whose effect may still be on its way, is not acted on again before `retry_s`.
+An event is absorbed into the state; then the parts of the core say what they wish, in the same order always: if I lead, is the
+plan still right; do my workers match the plan; do I belong (lease, record); should I stand for leader; what must be written
+again. A wish that was already acted on, and whose effect may still be on its way, is not acted on again before `retry_s`.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,11 +1,10 @@
 """What befell a job so far, for whoever asks how it is: since when it runs, its faults in number and the newest in words, the
 nodes that went without a word.
 
-The one idea: one key of the store, which the leader writes when a fault is over and again with its incident (where it does
-not, a deputy), when a fault outlasts its first plan, when nodes come and go, and at a pause. No decision reads it, so it may be
-late, or lost with the store; a leader that comes to office goes on with what the last one wrote. What a fault cost is told by
-those few who may have seen more of it, too: the highest stands, as in the list of incidents. (Who hears of a death by the plan
-does not know how long it took to be noticed.)
+The one idea: one key of the store. The leader writes it when a fault is over, again with its incident, when a fault outlasts
+its first plan, when nodes come and go, and at a pause. Where the leader does not, a deputy does. No decision reads it, so it
+may be late, or lost with the store. A new leader goes on with what the last one wrote. What a fault cost is also told by those
+few who may have seen more of it, and the highest counts: who hears of a death by the plan does not know how long that took.
 """
 
 import asyncio
@@ -191,9 +190,9 @@ class Past:
 
 
 def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float, paused: bool = False) -> tuple[Broken, ...]:
-    """Faults that this plan does not end, the first one first: it has none train, or it is not the first that answers them. Of
-    a job that is `paused` none lasts, and nobody will tell how it ended. Others are told once they are over, and until then the
-    plan says it all. `stages`: as they were `before`.
+    """Faults that are not over with this plan, the first one first: nobody trains by it, or it is the second attempt. Of a job
+    that is `paused` none lasts. Other faults are told once they are over; until then the plan says it all. `stages`: as they
+    were `before`.
     """
     since, trains, told = stages.since(plan), plan.phase is Phase.TRAIN, list[Broken]()
     if plan.phase is Phase.STOP or (before is not None and before.generation >= plan.generation):
@@ -283,8 +282,8 @@ class Scribe:
     async def write(
         self, store: Store, now: float, broken: Broken | None = None, *, anew: bool = True, after_s: float = 0.0
     ) -> None:
-        """That the job runs; with `broken`, and what befell it: also what of it was told already or, without `anew`, only
-        what was not `after_s` later, and what it cost. After some attempts nobody is told.
+        """That the job runs and, with `broken`, what befell it. With `anew` all of the fault is written, whether or not it was
+        told already; without, only what nobody told within `after_s`, and what it cost. It gives up after some attempts.
         """
 
         def told(past: Past) -> Past:

@@ -448,8 +448,8 @@ def not_back(drains: Mapping[str, Member], known: Sequence[Record | Quarantine |
 
 
 def answer(plan: Plan | None, past: Past | None) -> Verdict | None:
-    """The verdict that the plan answers, or what its incident was told anew as: who was taken for dead may live. A plan by
-    which a gang goes on that held has none: it answers what that one was held for.
+    """The verdict that the plan answers, or the corrected one of its incident: who was taken for dead may live. A plan by which
+    a gang goes on after a hold has no verdict: then it is that of the hold.
     """
     verdict, last = plan.verdict if plan else None, past.last if past else None
     if plan is None or last is None or plan.phase is Phase.STOP:

@@ -1,7 +1,7 @@
 """Rules for causes that say what they are: a line of a log, an exit, a kernel's report, a look at a machine.
 
-The one idea: one rule for all of them, thrice: deep causes first, then what was seen, then what is only claimed. What a sign
-means is a row of `meanings`; here the earliest is chosen, and whom it names.
+The one idea: the same rule runs three times, on other facts each time: deep causes, what was seen, what is only claimed. What
+a sign means is a row of `meanings`; here the earliest is chosen, and whom it names.
 """
 
 from collections import Counter

@@ -338,7 +338,7 @@ TELLING: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
-#: Where a fact comes from decides how far it is believed: what the agent and the kernel saw, before what a log claims.
+#: Where a fact comes from decides how far it is believed: what an agent, a beat or a probe saw, before what a log claims.
 HARD = frozenset({Kind.EXIT, Kind.BEAT, Kind.RECORDER, Kind.PROBE, Kind.NODE, Kind.STACK})
 SNAPSHOTS = frozenset({Kind.STACK, Kind.RECORDER})  # taken of all ranks at one moment
 GOING_ON = SNAPSHOTS | {Kind.BEAT}  # a wait that such a fact speaks of has not ended with it
@@ -346,7 +346,7 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
-#: Signs that say too little to speak beside others.
+#: Signs that yield to any other cause.
 VAGUE = frozenset({Sign.RAISED, Sign.FAILED, Sign.UNSUITED, Sign.CRAMPED})
 _ENDS = frozenset(
     {Sign.UNKEPT, Sign.PROGRAM, Sign.MISTAKE, Sign.FAILED, Sign.RAISED, Sign.CRASHED, Sign.ABORTED, Sign.GONE}
@@ -361,7 +361,7 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
 ENDS = frozenset({Sign.KILLED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
 SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
-#: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
+#: What a line that a program prints, and survives, cannot explain: the node or the kernel did it.
 OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.
 LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED, Sign.MISCOMPUTED, Sign.OTHER_FILES})

@@ -35,8 +35,8 @@ def investigate(scene: Scene, lead: Lead, own: dossier.Filed, workers: Workers) 
 
 
 def _gone_on(scene: Scene, lead: Lead, workers: Workers) -> Lead:
-    """Whether all ranks have made a step together that none had begun when they were looked at the last time but one: so old
-    may be what their records say. One that has made it says so for all, and of this node's own workers it is known at once.
+    """Notes when all ranks got past the step that they were at two looks ago: what a log said before that is no cause any more.
+    (Records may be two looks old.) One rank that has made the step says so for all; of this node's own it is known at once.
 
     Found live: records tell the step every few seconds, and for so long a hang was blamed on a disk that had been full before.
     """

@@ -2,7 +2,7 @@
 
 The idea: a table of rules, asked in order; the first that has something to say writes the next plan or says that the present
 one stays. Each rule looks at one `Scene`, in which the facts are already sorted out: who keeps a seat, who has lost it and why,
-who could take one. The rules lie by what they are about: `intents` (the job as a whole), `probing`, `losses`, `stalls`,
+who could take one. The rules lie by what they are about: `intents` (the job as a whole), `probing`, `lost_seats`, `stalls`,
 `growth`.
 """
 
@@ -97,7 +97,7 @@ def deaf(state: State, now: float) -> bool:
 
 
 def _begun(lead: Lead, generation: int, now: float) -> Mapping[int, float]:
-    """A gang that is new has outlived what was there before it. (What a new leader finds is new to him alone.)"""
+    """When each gang was planned: what was known before that does not count against it. (A new leader saw no begin.)"""
     passed = {gang: at for gang, at in lead.passed.items() if gang > generation - PASSED}
     return {**passed, generation: now} if lead.generation else passed
 

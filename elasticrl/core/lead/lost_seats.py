@@ -196,9 +196,10 @@ def _silent(scene: Scene) -> tuple[Seat, ...]:
 
 
 def _ungrown(scene: Scene) -> Move | None:
-    """A gang that is to grow trains on meanwhile. Where that stalls, it parts at once, and goes on with who is there. Who does
-    not come in time is kept out for a while. When all are there it parts at its next state that is kept, however far that is.
-    Nothing where it has parted, and has had the time to form.
+    """What becomes of a gang that trains on while newcomers load, and *parts* (leaves its group, to form the larger one) later.
+
+    If it stalls, it parts at once, and goes on with who is there. Who does not come in time is kept out for a while. When all
+    are there it parts at its next state that is kept, however far that is. Once it has parted this says nothing: `late` does.
     """
     plan = scene.plan
     assert plan is not None
@@ -251,7 +252,7 @@ def _unjoined(scene: Scene) -> Move | None:
 
 
 def late(scene: Scene) -> Move | None:
-    """A rung that is not done by its deadline falls to the next."""
+    """What follows a rung whose deadline has passed: after reform replace; later, who is missing is left out, or a probe."""
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN or scene.trained:
         return None

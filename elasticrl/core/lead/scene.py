@@ -444,7 +444,7 @@ class Scene:
 
     @cached_property
     def left_behind(self) -> frozenset[Member]:
-        """Of those, whom a gang that has to part now goes on without: it waits for none to load whom it can do without."""
+        """Newcomers that are left out where the gang has to form again before they have loaded."""
         others = sum(seat.member not in self.on_their_way for seat in self.kept)
         return self.on_their_way if others >= self.settings.membership.min_nodes else frozenset()
 

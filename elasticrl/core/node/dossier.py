@@ -1,6 +1,7 @@
 """What is known of the fault that is being judged: facts as they come in, from this node and from all, and what of them counts.
 
-The one idea: a fact is filed once, with the time at which this core learned of it, and forgotten after a minute. Which of them
+The one idea: a fact is filed once, with the time at which this core learned of it, and forgotten after a minute (at the leader
+75 s). Which of them
 belong to a fault is said by the gang that they speak of, not by when they came: a dead worker's last words may be read when
 the next gang trains already. What speaks of no gang (a disk, a counter) counts where a node is in trouble anyway.
 """

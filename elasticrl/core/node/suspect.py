@@ -370,8 +370,8 @@ class Rhythm:
 class Budgets:
     """How long each phase may take: learned from what is usual, never under the floor, never over the cap.
 
-    A rare slow one counts twice, not tenfold. Found live: an update that waited 6 s for a vault hid a hang for 62 s.
-    Nor is what was ended for standing still ended so for ever: at the step at which it was, its phase has twice as long.
+    A phase that was slow once raises the budget to twice its length, not to ten times. (An update that waited 6 s for a vault
+    had hidden a hang for 62 s.) Where a worker was ended for standing still, its phase has twice as long at that step.
     """
 
     settings: Timeouts
