@@ -119,7 +119,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     )
     seen = picture(
         "ppo-7b",
-        View(plan=plan, leader=members[0], commit=Commit(step=1280, generation=13, written=now - 4.0)),
+        View(plan=plan, leader=members[0], commit=Commit(step=1280, generation=13, written=now - 12.0)),
         records, {"n03": Quarantine(member=out, cause=silent)},
         past=Past(began=now - 13_020.0, faults=3, last=last), needs=4, now=now, planned_s=40.0,
     )  # fmt: skip
