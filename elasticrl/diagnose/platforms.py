@@ -532,7 +532,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("transmit timeout: latency", _K.KERNEL, _S.NIC, detail="IPoIB: the link does not send", family="ib"),
     Text("Detected Tx Unit Hang", _K.KERNEL, _S.NIC, detail="the card does not send"),
     Text("OFI poll failed", _K.CARRIER, _S.LINK, r"OFI poll failed.{0,120}", detail="MPI over libfabric", family="ofi"),
-    Text("NIXL_ERR_", _K.CARRIER, _S.CALL_FAILED, r"\bNIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|UNKNOWN)\b", detail="NIXL: a transfer failed", family="sock"),
+    Text("NIXL_ERR_", _K.CARRIER, _S.CALL_FAILED, r"\bNIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|UNKNOWN)\b|RuntimeError: BAD_STATUS\b", more=("BAD_STATUS",), detail="NIXL: a transfer failed", family="sock"),
     Text("Failed to complete transfers after", _K.CARRIER, _S.LINK, detail="Mooncake: transfers end in no time", family="ib"),
     Text("DeepEP error: ", _K.STACK, _S.WAITED, r"DeepEP error: .{0,40}timeout.{0,60}", detail="experts waited for other ranks"),
     Text("page fault", _K.KERNEL, _S.GPU_SUSPECT, r"amdgpu.{0,80}\[(?:gfx|mm)hub\w{0,6}\] (?:no-)?retry page fault", detail="an AMD GPU read where nothing is", family="amd"),
