@@ -390,6 +390,7 @@ PLATFORMS: tuple[Text, ...] = (
     Text("state set to DOWN", _K.NODE, _S.NODE_GONE, r"node \S{1,60} state set to DOWN", detail="Slurm: a node is down", family="sched"),
     Text("rebooted unexpectedly", _K.NODE, _S.NODE_GONE, r"[Nn]ode \S{1,60} rebooted unexpectedly", detail="a node was rebooted", family="sched"),
     Text("down", _K.NODE, _S.NODE_GONE, r"(?:job killed: node\(s\) down|[Jj]ob deleted due to node down)", detail="PBS: a node is down", family="sched"),
+    Text("Job was evicted", _K.NODE, _S.NODE_GONE, detail="HTCondor: the node was taken back", family="sched", more=("vacated by schedd", "vacated by startd")),
     Text("is preempted", _K.NODE, _S.NODE_GONE, r"Cluster '?\S{1,60} is preempted", detail="preempted", family="sched"),
     Text("as terminated: spot", _K.NODE, _S.NODE_GONE, r"[Ii]nstance \S{0,40} ?was terminated: spot", detail="preempted", family="sched"),
     Text("termination notice", _K.NODE, _S.NODE_GONE, r"(?:[Ii]nstance|[Ss]pot|ITN).{0,40}termination notice", detail="preempted", family="sched"),
