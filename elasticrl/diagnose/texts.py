@@ -26,7 +26,8 @@ MACHINE: tuple[Text, ...] = (
          r"(?:Out of memory|emory cgroup out of memory): ?Kill(?:ed)? process (?P<code>\d{1,9})", family="oomk"),
     Text("ommon causes include", _K.OOM_KILLER, _S.NOISE, family="oomk"),  # Ray's, of any death
     Text("illed", _K.OOM_KILLER, _S.OOM_KILLED, r"killed by the OOM killer|OOMKilled|Memory limit exceeded.{0,20}killed", family="oomk"),
-    Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"[Ww]orkers? .{0,80}killed due to .{0,40}running low on memory",
+    Text("Ray killed this worker", _K.OOM_KILLER, _S.OOM_KILLED, detail="Ray's memory monitor", family="oomk"),
+    Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"(?:[Ww]orker|[Tt]ask|[Aa]ctor)s? .{0,80}killed due to .{0,40}running low on memory",
          family="oomk"),
     Text("killed due to memory pressure", _K.OOM_KILLER, _S.OOM_KILLED, family="oomk"),
 
