@@ -405,7 +405,7 @@ STORES: tuple[Text, ...] = (
     Text("ActorUnavailableError", _K.EXIT, _S.PEER_GONE, detail="Ray: an actor cannot be reached", family="end"),
     Text("ObjectLostError", _K.EXIT, _S.PEER_GONE, detail="Ray: an object is lost", family="end"),
     Text("worker died unexpectedly", _K.EXIT, _S.KILLED, detail="a worker died", family="end"),
-    Text("died unexpectedly, shutting down", _K.EXIT, _S.GONE, r"(?:Worker proc|Engine core proc|WorkerProc)\b.{0,60} died unexpectedly", detail="vLLM: a worker died", family="end", more=("] died unexpectedly",)),
+    Text("died unexpectedly", _K.EXIT, _S.GONE, r"(?:Worker proc|Engine core proc|WorkerProc)\b.{0,60} died unexpectedly", detail="vLLM: a worker died", family="end"),
     Text("actor died unexpectedly", _K.EXIT, _S.KILLED, detail="a worker died", family="end"),
     Text("GetTimeoutError", _K.HEARTBEAT_MONITOR, _S.WAITED, detail="Ray: no result in time"),
     Text("UnschedulableError", _K.LIMIT, _S.SETTING, r"(?:Actor|Task)UnschedulableError", family="sched"),

@@ -178,6 +178,16 @@ def test_the_watchdogs_status_names_group_and_counters(line: str, expected: tupl
     assert [(f.group, f.seq, f.last_enqueued, f.last_completed) for f in facts] == [expected]
 
 
+def test_a_dump_signal_that_names_a_rank_says_that_this_rank_waited() -> None:
+    said = (
+        "[rank7]:[E710 18:00:32.6 ProcessGroupNCCL.cpp:1987] [PG ID 0 PG GUID 0(default_pg) Rank 7] Received a dump signal due to "
+        "a collective timeout from  rank 3 and we will try our best to dump the debug info."
+    )
+    (waited,) = (fact for fact in parse(said) if fact.kind is Kind.WATCHDOG_STATUS)
+    assert (waited.sign, waited.rank, waited.group) == (Sign.WAITED, 3, "default_pg")
+    assert not [fact for fact in parse(said.replace(" rank 3", "this local rank")) if fact.kind is Kind.WATCHDOG_STATUS]
+
+
 @settings(max_examples=60, deadline=None)
 @given(width=st.integers(62, 200), prefix=st.sampled_from(["", "(Actor pid=77, ip=192.0.2.1) ", "3: "]))
 def test_a_line_wrapped_at_any_width_is_the_same_line(width: int, prefix: str) -> None:
