@@ -62,7 +62,8 @@ _VERSION: Final = re.compile(
     r"\b[Vv]ersions? (?:of|is|must|mismatch|\d)|[Uu]pgrade|[Dd]owngrade|[Ii]ncompatib|[Pp]lease (?:re)?install|pip install|"
     r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)|"
     r"(?:is|are|was) not installed|to be installed|requires? [\w.\[\]-]{2,40} ?(?:[<>=]=|>|version)|[Rr]equired? version|"
-    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d|[Nn]o (?:valid|suitable|compatible|supported|usable) (?:[\w-]{1,30} ){0,2}(?:backend|kernel|implementation)\b|"
+    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d|"
+    r"[Nn]o (?:valid|suitable|compatible|supported|usable) (?:[\w-]{1,30} ){0,2}(?:backend|kernel|implementation)\b|"
     r"\bno (?:[\w-]{1,30} )?kernel for\b|requires? (?:a )?(?:GPU|device)s? (?:with|of) (?:at least )?(?:sm|SM|compute)"
 )
 #: Settings of launchers and of how a job is cut among ranks.
