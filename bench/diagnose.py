@@ -1,6 +1,7 @@
 """How often `elasticrl diagnose --log` is right about logs that its rules were not written for.
 
     python bench/diagnose.py [--part work|held] [--wrong] [--json]
+    python bench/diagnose.py --torch    of which torch the jobs of both parts were
 
 tests/data/corpus has excerpts of real logs, each with the cause that its public thread proves (`class`), and the other classes
 that an expert could defend from these lines alone (`also`). Rules are written by the part `work`. The part `held` judges them:
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +45,7 @@ class Excerpt:
     proven: Fault
     also: frozenset[Fault]
     source: str
+    versions: str
     family: str
     proof: str
     log: str
@@ -77,7 +80,7 @@ def excerpt(path: Path) -> Excerpt:
     said = {key: value.strip() for key, _, value in rows}
     return Excerpt(
         name=path.stem, proven=Fault(said["class"]), also=frozenset(map(Fault, said["also"].replace(",", " ").split())),
-        source=said["source"], family=said["family"], proof=said["proof"], log=log,
+        source=said["source"], versions=said["versions"], family=said["family"], proof=said["proof"], log=log,
     )  # fmt: skip
 
 
@@ -91,6 +94,13 @@ def judged(one: Excerpt) -> Judged:
     parser = Parser(source=one.name)
     facts = parser.read(one.log.encode())
     return Judged(one, judge(facts, Known(heard=frozenset(parser.ranks))))
+
+
+def torches() -> Mapping[str, int]:
+    """How many excerpts of both parts name each torch (major.minor), the oldest first."""
+    named = (re.search(r"\btorch (\d+)\.(\d+)", one.versions) for part in PARTS for one in corpus(part))
+    counts = Counter((int(found[1]), int(found[2])) for found in named if found)
+    return {f"{major}.{minor}": counts[major, minor] for major, minor in sorted(counts)}
 
 
 def share(found: Sequence[Judged], outcome: str) -> float:
@@ -149,7 +159,11 @@ def main() -> None:
         "--wrong", action="store_true", help="also each excerpt of the part `work` that is not judged right"
     )
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--torch", action="store_true", help="only count the excerpts of each torch")
     chosen = parser.parse_args()
+    if chosen.torch:
+        print(", ".join(f"{torch}: {count}" for torch, count in torches().items()))
+        return
     found = [judged(one) for one in corpus(chosen.part)]
     if chosen.json:
         print(json.dumps(counted(found), indent=2))

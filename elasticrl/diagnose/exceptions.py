@@ -62,7 +62,9 @@ _VERSION: Final = re.compile(
     r"\b[Vv]ersions? (?:of|is|must|mismatch|\d)|[Uu]pgrade|[Dd]owngrade|[Ii]ncompatib|[Pp]lease (?:re)?install|pip install|"
     r"no longer supported|deprecated|(?:is|are) not supported (?:on|by|in|with)|[Uu]nsupported (?:version|device|arch)|"
     r"(?:is|are|was) not installed|to be installed|requires? [\w.\[\]-]{2,40} ?(?:[<>=]=|>|version)|[Rr]equired? version|"
-    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d"
+    r"too old|[a-z] ?[<>]=? ?\d{1,3}\.\d|"
+    r"[Nn]o (?:valid|suitable|compatible|supported|usable) (?:[\w-]{1,30} ){0,2}(?:backend|kernel|implementation)\b|"
+    r"\bno (?:[\w-]{1,30} )?kernel for\b|requires? (?:a )?(?:GPU|device)s? (?:with|of) (?:at least )?(?:sm|SM|compute)"
 )
 #: Settings of launchers and of how a job is cut among ranks.
 _PLACE: Final = re.compile(
@@ -73,6 +75,11 @@ _PLACE: Final = re.compile(
     r"[Nn]umber of (?:GPUs|gpus|devices|processes|nodes|ranks|workers)|[Ww]orld.?[Ss]ize|\b(?:tp|pp|dp|cp|ep|sp)_size\b|"
     r"(?:TP|PP|DP|CP|EP)[_ ]size|(?:tensor|pipeline|context|data|expert|sequence|model)[_ -](?:model[_ -])?parallel.{0,40}size"
 )
+#: A message that tells which option or variable to change.
+_OPTION: Final = re.compile(
+    r"\b(?:[Dd]ecreas|[Ii]ncreas|[Rr]educ|[Ll]ower|[Rr]ais|[Ss]et|[Uu]s|[Pp]ass|[Ss]pecify|[Ee]nabl|[Dd]isabl|[Aa]dd|[Pp]rovid|[Cc]heck)"
+    r"(?:e|ing|ting|es|s)?\b.{0,60}?(?:(?<![\w-])--[a-z][\w-]{2,40}|\b[A-Z]{2,20}(?:_[A-Z0-9]{2,20}){1,6}\b|`[a-z]+(?:_[a-z]+){1,6}(?:=|`))"
+)
 #: What the words of an exception of no telling type speak for, if they speak of anything; the first that fits counts.
 _GUESSES: Final = (
     (_PASSED_ON, Sign.RAISED),
@@ -82,6 +89,7 @@ _GUESSES: Final = (
     (re.compile(r"[Cc]onnection|[Ss]ocket|[Uu]nreachable|[Nn]etwork|getaddrinfo"), Sign.CALL_FAILED),
     (_VERSION, Sign.MISFIT),
     (_PLACE, Sign.UNSUITED),
+    (_OPTION, Sign.UNSUITED),
 )
 #: Words of collectives and of other processes: who says them may be anybody's victim.
 _OTHERS: Final = re.compile(
@@ -215,7 +223,9 @@ def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
     if name in _PLAIN:
         return Sign.PROGRAM if place is not None and place.own else Sign.MISTAKE
     if name in _LIKELY:
-        return Sign.MISFIT if _VERSION.search(said) else Sign.UNSUITED if _PLACE.search(said) else Sign.MISTAKE
+        if _VERSION.search(said):
+            return Sign.MISFIT
+        return Sign.UNSUITED if _PLACE.search(said) or _OPTION.search(said) else Sign.MISTAKE
     for expression, sign in _GUESSES:
         if expression.search(said) or expression.search(name):
             return sign

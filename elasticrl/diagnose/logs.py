@@ -36,6 +36,11 @@ KERNEL_SIEVE: Final = (
     b"table full", b"uvm_spin", b"reboot", b"timeout",
 )  # fmt: skip
 ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
+#: "memory: 30.1GiB(40%)", "peak_memory_alloc:12.3": what trainers print of each step, and no failure.
+_METER = re.compile(
+    rb"emory(?:[\w./-]{0,40}[\"']?[:= |(]{1,4}[\d.]{1,12} ?(?:[kKMGT]i?B|%)|"
+    rb"[\w./-]{0,30}_(?:gb|mb|gib|GB|MB|GiB|pct|percent|active|alloc|allocated|reserved)[\"')]?[:= |]{1,4}[\d.])"
+)
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
 NEAR, AFTER = 3, 4  # neighbouring lines that a hit is read with: what a terminal wrapped, the last frame of a traceback
@@ -460,6 +465,9 @@ def _hits(data: bytes, end: int, whole: int) -> Iterator[int]:
             if word == b"NCCL" and data.startswith(b" INFO", at + 4):
                 # NCCL_DEBUG=INFO fills logs with thousands of these, and none is a failure.
                 at = data.find(word, at + 9, end)
+                continue
+            if word == b"emory" and _METER.match(data, at):
+                at = data.find(word, at + 5, end)
                 continue
             yield at
             line_end = data.find(b"\n", at, end)

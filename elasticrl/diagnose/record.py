@@ -28,6 +28,7 @@ _COMPLETED = re.compile(r"last completed (?:NCCL )?work.{0,3}?(-?\d{1,18})")
 _GROUP = re.compile(
     r"\[PG (?:ID )?(?P<id>\d{1,9})(?: PG GUID (?P<guid>[^\s(\]]{1,60}))? ?(?:\((?P<name>[^()\]]{1,60})\))? ?Rank \d{1,6}\]"
 )
+_SIGNALLED = re.compile(r"dump signal due to a collective timeout from {1,3}rank (\d{1,6})")
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) ?seconds")
 _ABORTED = re.compile(r"communicator was aborted on rank (\d{1,6})")
 _COUNTED = re.compile(r"world_size=(\d{1,9}), worker_count=(\d{1,9})")
@@ -87,6 +88,10 @@ def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
     for match in _STATUS.finditer(text):
         tail = text[match.start() : match.start() + 400]
         yield match.start(), _status(tail, int(match["seq"]), text[max(0, match.start() - 250) : match.start()])
+    for match in _SIGNALLED.finditer(text):
+        group = _group(text[max(0, match.start() - 250) : match.start()])
+        waits = Evidence(kind=Kind.WATCHDOG_STATUS, sign=Sign.WAITED, rank=int(match[1]), group=group)
+        yield match.start(), replace(waits, detail="timed out in a collective, as others were told")
     for match in _STUCK.finditer(text):
         group = _group(text[max(0, match.start() - 250) : match.start()])
         stuck = int(match["seconds"]) * 1000

@@ -26,7 +26,8 @@ MACHINE: tuple[Text, ...] = (
          r"(?:Out of memory|emory cgroup out of memory): ?Kill(?:ed)? process (?P<code>\d{1,9})", family="oomk"),
     Text("ommon causes include", _K.OOM_KILLER, _S.NOISE, family="oomk"),  # Ray's, of any death
     Text("illed", _K.OOM_KILLER, _S.OOM_KILLED, r"killed by the OOM killer|OOMKilled|Memory limit exceeded.{0,20}killed", family="oomk"),
-    Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"[Ww]orkers? .{0,80}killed due to .{0,40}running low on memory",
+    Text("Ray killed this worker", _K.OOM_KILLER, _S.OOM_KILLED, detail="Ray's memory monitor", family="oomk"),
+    Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"(?:[Ww]orker|[Tt]ask|[Aa]ctor)s? .{0,80}killed due to .{0,40}running low on memory",
          family="oomk"),
     Text("killed due to memory pressure", _K.OOM_KILLER, _S.OOM_KILLED, family="oomk"),
 
@@ -111,6 +112,7 @@ MACHINE: tuple[Text, ...] = (
     Text("ECC error", _K.CUDA_ERROR, _S.GPU_BROKEN, r"uncorrectable (?:NVLink|ECC) error", detail="uncorrectable ECC error", family="cuda", more=("NVLink error",)),
     Text("NVLink error", _K.CUDA_ERROR, _S.GPU_BROKEN, r"uncorrectable NVLink error", detail="NVLink error", family="cuda"),
     Text("hardware stack error", _K.CUDA_ERROR, _S.GPU_SUSPECT, family="cuda"),
+    Text("operation not permitted", _K.CUDA_ERROR, _S.UNSUITED, r"(?:CUDA error|\[CUDA\]|cudaErrorNotPermitted).{0,4}operation not permitted(?! when)", detail="the card refuses an operation", family="cuda"),
     Text("illegal memory access", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
     Text("misaligned address", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
     Text("illegal instruction was", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
@@ -235,6 +237,7 @@ MACHINE: tuple[Text, ...] = (
     Text("No space left on device", _K.LIMIT, _S.SETTING, r"(?:cgroup|inotify|sem_open|semget|shmget|msgget|epoll_ctl|keyctl|io_uring|perf_event).{0,200}No space left on device", detail="a limit of the kernel, and no disk", family="mem"),
     Text("inotify", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:Errno 28\W|No space left on device).{0,60}inotify.{0,40}", detail="watches of files (fs.inotify)", family="mem"),
     Text("uota exceeded", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:session key|keyring|add_key|keyctl).{0,160}[Dd]isk quota exceeded", detail="the kernel's keys, and no disk", family="mem"),
+    Text("ignore error and continue", _K.DISK, _S.NOISE, r"[Ww]ill ignore error and continue.{0,60}", family="disk"),
     Text("ead-only file system", _K.LIMIT, _S.UNSUITED, r"(?:sysctl|/proc/sys|/sys/(?:fs|kernel|class|devices)).{0,160}[Rr]ead-only file system", detail="a setting of the kernel that may not be changed here", family="disk"),
     Text("nput/output error", _K.XID, _S.GPU_SUSPECT, r"/dev/(?:nvidia|kfd|dri)\S{0,30}.{0,80}[Ii]nput/output error", detail="the GPU's device", family="disk"),
     Text("Killed process ", _K.OOM_KILLER, _S.OOM_KILLED, r"Killed process \d{1,9},? .{0,60}total-vm", family="oomk"),

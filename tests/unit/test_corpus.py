@@ -5,12 +5,15 @@ from functools import cache
 
 import pytest
 
-from bench.diagnose import CORPUS, KEYS, PARTS, Judged, corpus, judged, share
+from bench.diagnose import CORPUS, KEYS, PARTS, Judged, corpus, judged, share, torches
 from elasticrl.contract.verdict import Fault
 
 #: What was reached, less some excerpts that a change may cost for a good reason: (right, confidently wrong).
 REACHED = {"work": (0.97, 0.003), "held": (0.885, 0.012)}
-FEWEST = 2660
+FEWEST = 2810
+#: Torches that jobs run today. The last two were nightly builds of which little is public.
+TORCHES = ("1.12", "1.13", *(f"2.{minor}" for minor in range(16)))
+NEWEST = ("2.12", "2.13", "2.14", "2.15")
 
 
 @cache
@@ -51,6 +54,12 @@ def test_verdicts_are_as_often_right_as_was_reached(part: str) -> None:
 def test_every_class_that_a_log_can_show_has_excerpts() -> None:
     proven = {one.proven for part in PARTS for one in corpus(part)}
     assert set(Fault) - proven <= {Fault.DIVERGENCE}
+
+
+def test_each_torch_since_1_12_has_excerpts_and_the_newest_have_forty() -> None:
+    counts = torches()
+    assert set(TORCHES) <= counts.keys()
+    assert sum(counts[torch] for torch in NEWEST) >= 40
 
 
 #: The families that diagnosis was asked to know: words of theirs, as an excerpt has them (any of its lines).

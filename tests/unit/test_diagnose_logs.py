@@ -178,6 +178,16 @@ def test_the_watchdogs_status_names_group_and_counters(line: str, expected: tupl
     assert [(f.group, f.seq, f.last_enqueued, f.last_completed) for f in facts] == [expected]
 
 
+def test_a_dump_signal_that_names_a_rank_says_that_this_rank_waited() -> None:
+    said = (
+        "[rank7]:[E710 18:00:32.6 ProcessGroupNCCL.cpp:1987] [PG ID 0 PG GUID 0(default_pg) Rank 7] Received a dump signal due to "
+        "a collective timeout from  rank 3 and we will try our best to dump the debug info."
+    )
+    (waited,) = (fact for fact in parse(said) if fact.kind is Kind.WATCHDOG_STATUS)
+    assert (waited.sign, waited.rank, waited.group) == (Sign.WAITED, 3, "default_pg")
+    assert not [fact for fact in parse(said.replace(" rank 3", "this local rank")) if fact.kind is Kind.WATCHDOG_STATUS]
+
+
 @settings(max_examples=60, deadline=None)
 @given(width=st.integers(62, 200), prefix=st.sampled_from(["", "(Actor pid=77, ip=192.0.2.1) ", "3: "]))
 def test_a_line_wrapped_at_any_width_is_the_same_line(width: int, prefix: str) -> None:
@@ -260,9 +270,16 @@ def test_a_log_of_errors_only_takes_bounded_time() -> None:
     assert time.process_time() - start < patience(4.0)
 
 
-def test_a_healthy_log_is_read_at_memory_speed() -> None:
-    """The goal is 50 MB/s (measured: over 100); a loaded machine gets a wide margin."""
-    line = "2026-11-20 13:24:05,120 INFO trainer step 1284 loss 0.0123 reward 0.51 kl 0.002 lr 3.0e-05 tokens 81920\n"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-20 13:24:05,120 INFO trainer step 1284 loss 0.0123 reward 0.51 kl 0.002 lr 3.0e-05 tokens 81920\n",
+        "[rank3]:[titan] 2026-09-10 09:06:41,950 - root - INFO - step:  7  loss: 7.71  memory: 30.1GiB(40%)  tps: 1,234  mfu: 9.9%\n",
+    ],
+    ids=["plain", "torchtitan"],
+)
+def test_a_healthy_log_is_read_at_memory_speed(line: str) -> None:
+    """The goal is 50 MB/s (measured: over 50); a loaded machine gets a wide margin."""
     data = (line * (16_000_000 // len(line)) + LINE + "\n").encode()
     start = time.process_time()
     parser = Parser()

@@ -101,6 +101,16 @@ LINES = [
     ("n:1:2 [0] NCCL WARN NET/IB : req 0/1 tag 0 peer 192.0.2.6<5868> collective mismatch error, local size 496640 remote size 65536",
      Sign.MISMATCH, Fault.DESYNC),
     ("error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes", Sign.MISMATCH, Fault.DESYNC),
+    ("2026-09-05T17:40:21-07:00 n02 systemd-logind[1410]: Power key pressed short.", Sign.NODE_GONE, Fault.DEAD_NODE),
+    ("004 (6591392.000.000) 2026-10-02 13:10:50 Job was evicted.", Sign.NODE_GONE, Fault.DEAD_NODE),
+    ("ERROR 07-04 17:35:16 [multiproc_executor.py:140] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.",
+     Sign.GONE, Fault.DEAD_RANK),
+    ("RayWorkerProc rank=[0] died unexpectedly", Sign.GONE, Fault.DEAD_RANK),
+    ("usage threshold of 0.95. Ray killed this worker (ID: 79a5) because it was the most recently scheduled task; to see more",
+     Sign.OOM_KILLED, Fault.OOM_HOST),
+    ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", Sign.OOM_KILLED, Fault.OOM_HOST),
+    ("torch.AcceleratorError: CUDA error: operation not permitted", Sign.UNSUITED, Fault.CONFIG),
+    ("RuntimeError: BAD_STATUS", Sign.CALL_FAILED, Fault.NETWORK),
     ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.MISTAKE, Fault.USER_ERROR),
     ("ValueError: mat1 and mat2 do not fit", Sign.MISTAKE, Fault.USER_ERROR),
 ]  # fmt: skip
@@ -134,6 +144,8 @@ HEALTHY = [
     "wandb: Network error (ConnectionError), entering retry loop.",
     "PING 192.0.2.2: 5 packets transmitted, 5 received, 0% packet loss, time 4ms",
     "n:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+    "Could not cache non-existence of file. Will ignore error and continue. Error: [Errno 30] Read-only file system: '/c/m.json'",
+    "root - WARNING - Error running lspci: [Errno 2] No such file or directory: 'lspci', fallback to use device_name",
     "INFO 05-21 05:16:15 [gpu_worker.py:200] Available KV cache memory: 52.13 GiB",
 ]
 
