@@ -204,6 +204,14 @@ class Asked(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Fact):
+    """An operator asked whether a node can be spared, and was told why not. (simulated)"""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion(Fact):
     """A node's detector changed its mind about a neighbour."""
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from chaos.history import Committed, Fact
@@ -54,6 +54,7 @@ class Shape:
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
+    needs: dict[str, int] = field(default_factory=dict)  # nodes whose configuration has another `min_nodes`
 
 
 class Cluster:
@@ -93,6 +94,12 @@ class Cluster:
         """Power on, not all at the same moment."""
         for name in list(self.nodes)[: len(self.nodes) - self.shape.late]:
             self.world.later(0.3 * self.world.chance("start").random(), self.nodes[name].boot)
+
+    def settings_of(self, name: str) -> Settings:
+        """What its daemon is configured with."""
+        membership = self.settings.membership
+        least = self.shape.needs.get(name, membership.min_nodes)
+        return replace(self.settings, membership=replace(membership, min_nodes=least))
 
     def bits_of(self, name: str) -> str:
         """The fingerprint of what decides a node's bits."""

@@ -137,7 +137,7 @@ class Node:
         self.answered, self.vault.serves = False, True  # what was held is found again
         bits = self.cluster.bits_of(self.name)
         card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
-        self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
+        self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = -1
         self.running.clear()
