@@ -204,6 +204,14 @@ class Asked(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advised(Fact):
+    """A leader has something to tell operators that it does nothing about. (simulated)"""
+
+    member: str
+    advice: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Fact):
     """An operator asked whether a node can be spared, and was told why not. (simulated)"""
 

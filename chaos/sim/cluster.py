@@ -14,7 +14,7 @@ from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action
-from elasticrl.contract.model import LOADING, UNTOLD, Plan, Work
+from elasticrl.contract.model import LOADING, UNTOLD, Plan, Stall, Work
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.versions import WIRE
 from elasticrl.core.node.suspect import Budgets
@@ -52,6 +52,8 @@ class Shape:
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
+    script_saves: int = 1  # every so many of its steps
+    log_every: int = 0  # there, its log tells of progress every so many steps; 0: never
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
     needs: dict[str, int] = field(default_factory=dict)  # nodes whose configuration has another `min_nodes`
@@ -211,6 +213,11 @@ class Cluster:
     def learn(self, phase: str, took_s: float) -> None:
         """A phase was left in this time."""
         self.budgets = self.budgets.learn(phase, took_s)
+
+    def broke_up_over(self, stall: Stall | None) -> None:
+        """A gang has ended in which somebody was found standing still."""
+        if stall is not None:
+            self.budgets = self.budgets.end(stall)
 
     def finished(self, version: int) -> bool:
         """Are all steps made?"""

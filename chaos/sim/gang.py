@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
-from elasticrl.contract.model import UNTOLD, Plan, Rung, Work, deal
-from elasticrl.core.node.suspect import Progress
+from elasticrl.contract.model import UNTOLD, Milestone, Plan, Rung, Work, deal
+from elasticrl.core.node.suspect import Progress, Rhythm
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -59,6 +59,7 @@ class Gang:
         self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.halting = False
+        self.rhythm: Rhythm | None = None  # of a script's log
 
     def _shards(self) -> tuple[int, "dict[str, tuple[Node, ...]]"]:
         """All shards, and whose each node keeps: its own and those of the nodes before it in the ring."""
@@ -197,6 +198,8 @@ class Gang:
         self.waits_since = None
         self.turn += 1
         took = SHARE[self.phase] * self.cluster.step_s * max(node.slow for node in self.seats)
+        if self.rhythm is not None:
+            self.world.later(1.0, self._listen, self.turn)
         self.cluster.reach("before " + self.phase, self)
         if self.broken:
             return
@@ -258,7 +261,8 @@ class Gang:
         self.digest = chain(self.digest, self.version, self.ranges)
         for node in self.seats:
             self._keep(node)
-        self.cluster.own = (self.version, self.digest)  # where a script saves each step
+        if self.version % (self.cluster.updates * self.cluster.shape.script_saves) == 0:
+            self.cluster.own = (self.version, self.digest)  # of a script
         generation, step = self.plan.generation, self.attempted
         if self.late:
             self.world.note(Made(at=self.world.now, generation=generation, version=self.version))
@@ -275,6 +279,7 @@ class Gang:
         if self.broken:
             return
         if self.cluster.script:
+            self._log()
             self._next(0 if whole_step else 1)
             return
         if self.halting and whole_step:
@@ -314,6 +319,28 @@ class Gang:
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         return self._stuck is not None or self.cluster.net.parted(self.names)
 
+    def _log(self) -> None:
+        """Does the script's log tell of progress at this step?"""
+        every, now, mark = self.cluster.shape.log_every, self.world.now, self.attempted
+        if not every or mark % every:
+            return
+        self.rhythm = self.rhythm.at(now, mark) if self.rhythm else Rhythm(newest=now, mark=mark)
+        for node in self.seats:
+            node.milestone = Milestone(unit="step", at=mark, read=round(now, 1))
+        self._relieved()
+
+    def _listen(self, turn: int) -> None:
+        """What each agent concludes from a log that tells nothing more, whatever its workers do."""
+        if turn != self.turn or self.broken:
+            return
+        for node in self.seats:
+            if node.stall is None and node.alive and node.powered and not node.frozen:
+                progress = Progress(
+                    slot=0, step=self.told(), phase=UNTOLD, since=self.phase_at, waiting=True, rhythm=self.rhythm
+                )
+                node.found_still(self.cluster.budgets.stalled(progress, self.world.now))
+        self.world.later(1.0, self._listen, turn)
+
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:
             self.waits_since = self.world.now
@@ -341,13 +368,9 @@ class Gang:
                 since=self.phase_at if culprit or self.phase in COLLECTIVE else self.waits_since,
                 waiting=not node.stopped if script else not culprit,
                 stopped=bool(node.stopped),
+                rhythm=self.rhythm,
             )
-            stall = budgets.stalled(progress, self.world.now)
-            if stall is not None:
-                node.stall = stall
-                if (not culprit or (script and not node.stopped)) and node.next_plan is None:
-                    node.work = Work.STALLED
-                node.tell()
+            node.found_still(budgets.stalled(progress, self.world.now))
 
     def _relieved(self) -> None:
         """What kept the gang is gone."""
@@ -381,6 +404,8 @@ class Gang:
             return
         self.broken = True
         self.turn += 1
+        for node in self.seats:
+            self.cluster.broke_up_over(node.stall)
         if self.running and self.phase == "seal":
             self._half_sealed()
         low, high = 0.005, 0.1

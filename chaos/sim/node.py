@@ -16,7 +16,20 @@ from chaos.sim.world import Clock
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action, Event
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.contract.model import (
+    LOADING,
+    MEETING,
+    UNTOLD,
+    Exit,
+    Member,
+    Milestone,
+    Plan,
+    Record,
+    Stall,
+    Verb,
+    View,
+    Work,
+)
 from elasticrl.core.node.state import State
 from elasticrl.core.node.suspect import Detector, lives, watched
 from elasticrl.core.step import step, subject
@@ -74,6 +87,7 @@ class Node:
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
         self.stall: Stall | None = None
+        self.milestone: Milestone | None = None  # that a script's log has told last
         self.looking: Stall | None = None  # whose scene is being looked at, or has been
         self.gang: Gang | None = None
         self.dead: set[int] = set()
@@ -492,7 +506,7 @@ class Node:
 
     def _clear(self) -> None:
         self.work, self.generation, self.born = Work.NONE, 0, 0
-        self.exit, self.stall, self.phase = None, None, ""
+        self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.slow = 1.0
 
@@ -534,6 +548,7 @@ class Node:
                 manifest=self.manifest,
                 exit=self.exit,
                 stall=self.stall,
+                milestone=self.milestone,
                 endpoint=self.endpoint if self.agent_up else "",
                 versions=self.cluster.versions_of(self.name),
             )
@@ -704,6 +719,15 @@ class Node:
         )
         self.tell()
 
+    def found_still(self, stall: Stall | None) -> None:
+        """The agent finds that a worker has stalled in its gang, if it has."""
+        if stall is None:
+            return
+        self.stall = stall
+        if stall.waiting and self.next_plan is None and self.cluster.budgets.acts(stall):
+            self.work = Work.STALLED
+        self.tell()
+
     def reset(self) -> None:
         """A script fails of a peer's end."""
         self.dies("exit code 1: RuntimeError: Connection closed by peer", own=False)
@@ -715,6 +739,7 @@ class Node:
         gang = self.gang
         at = gang.attempted if gang is not None and not self.cluster.script else self.step
         self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own, signal=signal, sign=sign)
+        self.cluster.broke_up_over(self.stall)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()
         self.world.note(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
+from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
@@ -200,6 +200,9 @@ class Store:
         """A member's record under its lease."""
         if lease not in self.leases:
             raise LeaseGone
+        before = self.records.get(record.member.node)
+        if record.advice and (before is None or before[0].advice != record.advice):
+            self._world.note(Advised(at=self._world.now, member=str(record.member), advice=record.advice))
         self.records[record.member.node] = (record, lease)
         self._everyone = None
         self._touch(record.member.node, "members")
