@@ -239,6 +239,7 @@ class _Guilt:
         self.nodes: set[str] = set()
         self.gone: dict[str, float] = {}  # since when
         self.loop = False
+        self.all = bool(case.scenario.shape.evaluates_every)  # what some steps have and others have not befalls all
         self.seats: frozenset[str] = frozenset()
         self.alien = set(case.scenario.shape.alien)
         self.lossy, self.slow, self.cut = _Trouble(), _Trouble(), _Trouble()
@@ -282,7 +283,7 @@ class _Guilt:
             and self.cut.felt(self.now, self.lease_s)
         ):
             return True
-        return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
+        return self.all or self.loop or node_of(member) in {*self.nodes, *self.alien} or member in self.gone
 
 
 LOSSY = ("store_loss", "store_delay", "slow_store_disk")

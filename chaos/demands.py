@@ -135,6 +135,9 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     said = [text for fact in case.history if isinstance(fact, Advised) for text in fact.advice]
     if expect.advised and not any(expect.advised in text for text in said):
         yield case.history[-1].at, f"no operator was told {expect.advised!r}, but {said}"
+    times = sum(expect.advised in text for text in said)
+    if expect.advised_times is not None and times != expect.advised_times:
+        yield case.history[-1].at, f"operators were told {expect.advised!r} {times} times, expected {expect.advised_times}"
     refused = tuple(fact.node for fact in case.history if isinstance(fact, Refused))
     if expect.refused is not None and refused != tuple(expect.refused):
         yield case.history[-1].at, f"drains of {refused} were refused, expected {expect.refused}"

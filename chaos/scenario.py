@@ -36,6 +36,7 @@ class Expect:
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
     advised: str = ""  # this stands in what the leader has told operators
+    advised_times: int | None = None  # so often it has begun to say so
     refused: tuple[str, ...] | None = None  # exactly these nodes' drains, in this order, because the job needs them
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving
     left_with_all_saved: bool = False  # nobody left before the newest whole step was committed

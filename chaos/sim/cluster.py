@@ -51,6 +51,8 @@ class Shape:
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
+    evaluates_every: int = 0  # so many steps there is an evaluation on all nodes; 0: never
+    evaluates_s: float = 0.0  # that takes so long
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
     script_saves: int = 1  # every so many of its steps
     log_every: int = 0  # there, its log tells of progress every so many steps; 0: never

@@ -198,6 +198,9 @@ class Gang:
         self.waits_since = None
         self.turn += 1
         took = SHARE[self.phase] * self.cluster.step_s * max(node.slow for node in self.seats)
+        if self._evaluates():
+            took += self.cluster.shape.evaluates_s
+            self.world.later(0.5, self._look_on, self.turn)
         if self.rhythm is not None:
             self.world.later(1.0, self._listen, self.turn)
         self.cluster.reach("before " + self.phase, self)
@@ -220,7 +223,7 @@ class Gang:
         if self._hindered():
             self._wait(turn)
             return
-        if self.waits_since is not None:
+        if self.waits_since is not None or self._evaluates():
             self._relieved()
         if self.phase == "seal" and not self._copied():
             self.world.later(0.1, self._end_phase, turn)
@@ -318,6 +321,21 @@ class Gang:
         if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         return self._stuck is not None or self.cluster.net.parted(self.names)
+
+    def _evaluates(self) -> bool:
+        """Is there something in this phase that only some steps have?"""
+        every = self.cluster.shape.evaluates_every
+        return bool(every) and self.phase == "rollout" and self.attempted > 0 and self.attempted % every == 0
+
+    def _look_on(self, turn: int) -> None:
+        """What each agent concludes from the beats of a worker that takes long, and waits for nobody."""
+        if turn != self.turn or self.broken:
+            return
+        for node in self.seats:
+            if node.stall is None and node.able:
+                progress = Progress(slot=0, step=self.attempted, phase=self.phase, since=self.phase_at, waiting=False)
+                node.found_still(self.cluster.budgets.stalled(progress, self.world.now))
+        self.world.later(0.5, self._look_on, turn)
 
     def _log(self) -> None:
         """Does the script's log tell of progress at this step?"""
