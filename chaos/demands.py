@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
-from chaos.history import Advised, Asked, Committed, Confined, Left, Planned, Refused, Resumed, Sealed, Started, Struck
+from chaos.history import Advised, Asked, Committed, Confined, Ended, Left, Planned, Refused, Resumed, Sealed, Started, Struck
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.model import Phase, Rung
@@ -132,6 +132,9 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
     if small:
         yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    writes = sum(fact.writes for fact in case.history if isinstance(fact, Ended))
+    if expect.writes_at_most is not None and writes > expect.writes_at_most:
+        yield case.history[-1].at, f"{writes} records were written, expected at most {expect.writes_at_most}"
     said = [text for fact in case.history if isinstance(fact, Advised) for text in fact.advice]
     if expect.advised and not any(expect.advised in text for text in said):
         yield case.history[-1].at, f"no operator was told {expect.advised!r}, but {said}"

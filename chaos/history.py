@@ -278,6 +278,7 @@ class Ended(Fact):
     want: int  # seats that the configuration would give to the nodes that are there
     lively: bool  # the demands of the second phase were met in time
     lacks: str = ""  # which was not
+    writes: int = 0  # of nodes' records to the store (simulated)
 
 
 History = list[Fact]

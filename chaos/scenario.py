@@ -35,6 +35,7 @@ class Expect:
     caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`)
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
+    writes_at_most: int | None = None  # of nodes' records to the store, in the whole run
     advised: str = ""  # this stands in what the leader has told operators
     advised_times: int | None = None  # so often it has begun to say so
     refused: tuple[str, ...] | None = None  # exactly these nodes' drains, in this order, because the job needs them

@@ -352,7 +352,7 @@ class Gang:
         if turn != self.turn or self.broken:
             return
         for node in self.seats:
-            if node.stall is None and node.alive and node.powered and not node.frozen:
+            if node.alive and node.powered and not node.frozen and (node.stall is None or node.stall.silent):
                 progress = Progress(
                     slot=0, step=self.told(), phase=UNTOLD, since=self.phase_at, waiting=True, rhythm=self.rhythm
                 )

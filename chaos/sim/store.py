@@ -95,6 +95,7 @@ class Store:
         self.office: dict[str, Watcher] = {}  # of them, those that watch everyone
         self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
         self.paused_at: float | None = None
+        self.writes = 0  # of records
         self._lease = 0
         self._ttl_s = 0.0
         self._blocked: list[tuple[Watcher, str, int]] = []  # whose news waits for the store to be up
@@ -204,6 +205,7 @@ class Store:
         if record.advice and (before is None or before[0].advice != record.advice):
             self._world.note(Advised(at=self._world.now, member=str(record.member), advice=record.advice))
         self.records[record.member.node] = (record, lease)
+        self.writes += 1
         self._everyone = None
         self._touch(record.member.node, "members")
 
