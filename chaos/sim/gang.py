@@ -5,6 +5,7 @@ rank that hangs, a link that is down, a shard that was copied or not) is kept by
 its digest a chain over the samples that went in, so equal digests mean equal bits.
 """
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -224,6 +225,8 @@ class Gang:
             self._wait(turn)
             return
         if self.waits_since is not None or self._evaluates():
+            if self._goes_on(turn):
+                return
             self._relieved()
         if self.phase == "seal" and not self._copied():
             self.world.later(0.1, self._end_phase, turn)
@@ -389,6 +392,18 @@ class Gang:
                 rhythm=self.rhythm,
             )
             node.found_still(budgets.stalled(progress, self.world.now))
+
+    def _goes_on(self, turn: int) -> bool:
+        """What a long wait was for is here, and the rest of the phase is ahead: who waited is between two collectives."""
+        waited = [node for node in self.seats if node.stall is not None and node.stall.waiting and node.able]
+        if self.cluster.script or not waited:
+            return False
+        for node in waited:
+            assert node.stall is not None
+            node.stall, node.work = replace(node.stall, waiting=False), Work.TRAINING
+            node.tell()
+        self.world.later(self.cluster.step_s, self._end_phase, turn)
+        return True
 
     def _relieved(self) -> None:
         """What kept the gang is gone."""

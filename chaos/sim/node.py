@@ -560,6 +560,8 @@ class Node:
             return
         still = bool(self.hung or self.stopped)
         waits = self.gang is not None and self.gang.waits_since is not None and not still
+        if waits and self.stall is not None and not self.stall.waiting:  # on its way from one collective to the next
+            waits = self.world.chance("sight " + self.name).random() < 0.5
         sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
         slot = min(self.hung | self.stopped, default=0)
         plan = self.state.view.plan if self.state else None
