@@ -60,6 +60,20 @@ def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
         newest = max(newest, fact.plan.generation)
 
 
+def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
+    """A plan that the store had lost names that. Who trains forms anew, for that cause alone; who holds goes on as before."""
+    lost = (Why.STORE_LOST, Why.STORE_SET_BACK)
+    for before, fact in pairwise(case.plans):
+        plan, trains = fact.plan, fact.plan.phase is Phase.TRAIN
+        if not plan.again:
+            continue
+        causes = [cause.why in lost for cause in plan.causes]
+        if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in (Rung.REFORM, Rung.RELOAD))):
+            yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}: {plan.reason}"
+        if not trains and before.plan.phase is plan.phase and plan.rung is not before.plan.rung:
+            yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}, it was {before.plan.rung}"
+
+
 def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
     """A plan resumes from the newest commit there is."""
     for fact in case.plans:
@@ -799,6 +813,7 @@ def _store_trouble(case: Case, until: float) -> float:
 #: What an outsider sees is enough for these: of real nodes they are asked as well.
 EVERYWHERE: tuple[Check, ...] = (
     one_plan_per_generation,
+    what_is_written_again_says_so,
     a_plan_never_forgets_a_commit,
     survivors_keep_their_order,
     plans_are_sound,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
-from elasticrl.contract.model import UNTOLD, Milestone, Plan, Rung, Work, deal
+from elasticrl.contract.model import UNTOLD, Lap, Milestone, Plan, Rung, Work, deal
 from elasticrl.core.node.suspect import Progress, Rhythm
 
 if TYPE_CHECKING:
@@ -280,6 +280,7 @@ class Gang:
             )
             for node in self.seats:
                 node.step = self.told() if self.cluster.script else step
+                node.lap = None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:

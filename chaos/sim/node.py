@@ -21,6 +21,7 @@ from elasticrl.contract.model import (
     MEETING,
     UNTOLD,
     Exit,
+    Lap,
     Member,
     Milestone,
     Plan,
@@ -87,6 +88,7 @@ class Node:
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
         self.stall: Stall | None = None
+        self.lap: Lap | None = None  # how long a step took lately, and in which gang
         self.milestone: Milestone | None = None  # that a script's log has told last
         self.looking: Stall | None = None  # whose scene is being looked at, or has been
         self.gang: Gang | None = None
@@ -463,6 +465,7 @@ class Node:
         if self.daemon_up:
             self.known_agent = self.agent_life
         self._clear()
+        self.lap = None
         self.warm = False
         self._warm_up()
 
@@ -549,6 +552,7 @@ class Node:
                 exit=self.exit,
                 stall=self.stall,
                 milestone=self.milestone,
+                lap=self.lap,
                 endpoint=self.endpoint if self.agent_up else "",
                 versions=self.cluster.versions_of(self.name),
             )
