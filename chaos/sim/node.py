@@ -32,7 +32,7 @@ from elasticrl.contract.model import (
     Work,
 )
 from elasticrl.core.node.state import State
-from elasticrl.core.node.suspect import Detector, lives, watched
+from elasticrl.core.node.suspect import Detector, lives, somebody_left, watched
 from elasticrl.core.step import step, subject
 from elasticrl.shell.sight import MANY
 
@@ -67,6 +67,7 @@ class Node:
         self.state: State | None = None
         self.detector = Detector(settings=cluster.settings.membership)
         self.ring_of = -1
+        self.doubted = -1  # the generation in which somebody's worker was seen to have left
         self.running: dict[
             Hashable, tuple[int, float]
         ] = {}  # by subject: which request, and until when it is waited for
@@ -155,7 +156,7 @@ class Node:
         card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
         self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
-        self.ring_of = -1
+        self.ring_of = self.doubted = -1
         self.running.clear()
         self.newer = None
         self.inbox.clear()
@@ -237,6 +238,10 @@ class Node:
         self.cluster.steps += 1
         if before.view.plan is not self.state.view.plan:
             self._ring()
+        view = self.state.view
+        if isinstance(event, events.Seen) and somebody_left(view) and view.generation != self.doubted:
+            self.doubted = view.generation
+            self.cluster.beats.doubt_all(self)
         self.wake_at = decision.wake_at
         if self.wake_at < self.wake_due:
             self._alarm()
