@@ -71,7 +71,10 @@ def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
         if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in (Rung.REFORM, Rung.RELOAD))):
             yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}: {plan.reason}"
         if not trains and before.plan.phase is plan.phase and plan.rung is not before.plan.rung:
-            yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}, it was {before.plan.rung}"
+            yield (
+                fact.at,
+                f"generation {plan.generation} is written again on rung {plan.rung}, it was {before.plan.rung}",
+            )
 
 
 def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:

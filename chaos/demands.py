@@ -8,7 +8,21 @@ from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
-from chaos.history import Advised, Asked, Committed, Confined, Eased, Ended, Left, Planned, Refused, Resumed, Sealed, Started, Struck
+from chaos.history import (
+    Advised,
+    Asked,
+    Committed,
+    Confined,
+    Eased,
+    Ended,
+    Left,
+    Planned,
+    Refused,
+    Resumed,
+    Sealed,
+    Started,
+    Struck,
+)
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.model import Phase, Rung
@@ -155,7 +169,10 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
         yield case.history[-1].at, f"no operator was told {expect.advised!r}, but {said}"
     times = sum(expect.advised in text for text in said)
     if expect.advised_times is not None and times != expect.advised_times:
-        yield case.history[-1].at, f"operators were told {expect.advised!r} {times} times, expected {expect.advised_times}"
+        yield (
+            case.history[-1].at,
+            f"operators were told {expect.advised!r} {times} times, expected {expect.advised_times}",
+        )
     refused = tuple(fact.node for fact in case.history if isinstance(fact, Refused))
     if expect.refused is not None and refused != tuple(expect.refused):
         yield case.history[-1].at, f"drains of {refused} were refused, expected {expect.refused}"

@@ -36,7 +36,9 @@ class Expect:
     because: tuple[str, ...] = ()  # some plan's verdict rests on these facts alone: their kinds and ranks, as "stack 1"
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
-    written_again_within_s: float | None = None  # from when the store has lost data until some node has written the plan again
+    written_again_within_s: float | None = (
+        None  # from when the store has lost data until some node has written the plan again
+    )
     writes_at_most: int | None = None  # of nodes' records to the store, in the whole run
     advised: str = ""  # this stands in what the leader has told operators
     advised_times: int | None = None  # so often it has begun to say so

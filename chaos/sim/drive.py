@@ -70,9 +70,14 @@ class Run:
         alive = tuple(name for name, node in sorted(self.cluster.nodes.items()) if node.daemon_up)
         self.world.note(
             Ended(
-                at=self.world.now, alive=alive, seated=seated, want=self._want(), lively=not lacks, lacks=lacks,
+                at=self.world.now,
+                alive=alive,
+                seated=seated,
+                want=self._want(),
+                lively=not lacks,
+                lacks=lacks,
                 writes=self.cluster.store.writes,
-            )  # fmt: skip
+            )
         )
 
     # ---- what well means

@@ -280,7 +280,9 @@ class Gang:
             )
             for node in self.seats:
                 node.step = self.told() if self.cluster.script else step
-                node.lap = None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
+                node.lap = (
+                    None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
+                )
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:
