@@ -22,6 +22,7 @@ from chaos.history import (
     Sealed,
     Started,
     Struck,
+    Tested,
 )
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.evidence import Evidence
@@ -164,6 +165,9 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     writes = sum(fact.writes for fact in case.history if isinstance(fact, Ended))
     if expect.writes_at_most is not None and writes > expect.writes_at_most:
         yield case.history[-1].at, f"{writes} records were written, expected at most {expect.writes_at_most}"
+    tests = sum(isinstance(fact, Tested) for fact in case.history)
+    if expect.tests_at_most is not None and tests > expect.tests_at_most:
+        yield case.history[-1].at, f"cut ways were tested {tests} times, expected at most {expect.tests_at_most}"
     said = [text for fact in case.history if isinstance(fact, Advised) for text in fact.advice]
     if expect.advised and not any(expect.advised in text for text in said):
         yield case.history[-1].at, f"no operator was told {expect.advised!r}, but {said}"

@@ -212,6 +212,14 @@ class Advised(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tested(Fact):
+    """A node without a seat has tested the cut ways to it. (simulated)"""
+
+    node: str
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Fact):
     """An operator asked whether a node can be spared, and was told why not. (simulated)"""
 

@@ -40,6 +40,7 @@ class Expect:
         None  # from when the store has lost data until some node has written the plan again
     )
     writes_at_most: int | None = None  # of nodes' records to the store, in the whole run
+    tests_at_most: int | None = None  # of cut ways, by the nodes that wait for them to be whole
     advised: str = ""  # this stands in what the leader has told operators
     advised_times: int | None = None  # so often it has begun to say so
     refused: tuple[str, ...] | None = None  # exactly these nodes' drains, in this order, because the job needs them

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion
+from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion, Tested
 from chaos.sim.store import LeaseGone
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock
@@ -352,6 +352,7 @@ class Node:
         if life == self.life and self.awake:
             reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
             out = tuple(t for t in targets if t not in reached)
+            self.world.note(Tested(at=self.world.now, node=self.name, passed=not out))
             self.post(events.Tried(now=self.clock.now(), found=found, reached=reached, unreachable=out))
 
     def _leave(self, code: int, reason: str) -> None:
