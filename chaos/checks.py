@@ -60,6 +60,23 @@ def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
         newest = max(newest, fact.plan.generation)
 
 
+def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
+    """A plan that the store had lost names that. Who trains forms anew, for that cause alone; who holds goes on as before."""
+    lost = (Why.STORE_LOST, Why.STORE_SET_BACK)
+    for before, fact in pairwise(case.plans):
+        plan, trains = fact.plan, fact.plan.phase is Phase.TRAIN
+        if not plan.again:
+            continue
+        causes = [cause.why in lost for cause in plan.causes]
+        if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in (Rung.REFORM, Rung.RELOAD))):
+            yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}: {plan.reason}"
+        if not trains and before.plan.phase is plan.phase and plan.rung is not before.plan.rung:
+            yield (
+                fact.at,
+                f"generation {plan.generation} is written again on rung {plan.rung}, it was {before.plan.rung}",
+            )
+
+
 def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
     """A plan resumes from the newest commit there is."""
     for fact in case.plans:
@@ -239,6 +256,7 @@ class _Guilt:
         self.nodes: set[str] = set()
         self.gone: dict[str, float] = {}  # since when
         self.loop = False
+        self.all = bool(case.scenario.shape.evaluates_every)  # what some steps have and others have not befalls all
         self.seats: frozenset[str] = frozenset()
         self.alien = set(case.scenario.shape.alien)
         self.lossy, self.slow, self.cut = _Trouble(), _Trouble(), _Trouble()
@@ -282,7 +300,7 @@ class _Guilt:
             and self.cut.felt(self.now, self.lease_s)
         ):
             return True
-        return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
+        return self.all or self.loop or node_of(member) in {*self.nodes, *self.alien} or member in self.gone
 
 
 LOSSY = ("store_loss", "store_delay", "slow_store_disk")
@@ -653,6 +671,8 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     Real workers tell one after the other that a version is sealed, and some time after it is: what was lost meanwhile may have
     held it.
     """
+    if case.scenario.shape.script_saves > 1:
+        return  # what a script has not saved is lost with its processes
     copies = case.scenario.shape.settings.copies
     newest, ring = -1, tuple[str, ...]()  # of whom sealed it, in rank order
     lost: dict[str, float] = {}
@@ -796,6 +816,7 @@ def _store_trouble(case: Case, until: float) -> float:
 #: What an outsider sees is enough for these: of real nodes they are asked as well.
 EVERYWHERE: tuple[Check, ...] = (
     one_plan_per_generation,
+    what_is_written_again_says_so,
     a_plan_never_forgets_a_commit,
     survivors_keep_their_order,
     plans_are_sound,

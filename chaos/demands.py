@@ -8,7 +8,22 @@ from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
-from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
+from chaos.history import (
+    Advised,
+    Asked,
+    Committed,
+    Confined,
+    Eased,
+    Ended,
+    Left,
+    Planned,
+    Refused,
+    Resumed,
+    Sealed,
+    Started,
+    Struck,
+    Tested,
+)
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.model import Phase, Rung
@@ -46,12 +61,25 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
     yield from _of_plans_and_leaving(case)
     yield from caused(case)
+    verdicts = [plan.plan.verdict for plan in plans if plan.plan.verdict]
+    told = [sorted(f"{fact.kind.value} {fact.rank}" for fact in verdict.because) for verdict in verdicts]
+    if expect.because and sorted(expect.because) not in told:
+        yield end, f"verdicts rest on {told}, expected {sorted(expect.because)}"
     sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
     if expect.steps_at_least is not None and sealed < expect.steps_at_least:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
     if expect.back_within_s is not None:
         yield from _back_within(case, expect.back_within_s)
     yield from _of_steps(case)
+
+
+def _written_again(case: Case, limit_s: float) -> Iterator[Complaint]:
+    for fact in case.history:
+        wiped = isinstance(fact, Struck) and fact.kind == "store_wiped"
+        if wiped or (isinstance(fact, Eased) and fact.kind == "store_set_back"):
+            again = min((plan.at for plan in case.plans if plan.plan.again and plan.at > fact.at), default=inf)
+            if again - fact.at > limit_s:
+                yield fact.at, f"the plan was written again after {again - fact.at:.2f} s, expected {limit_s} s"
 
 
 def caused(case: Case) -> Iterator[Complaint]:
@@ -132,6 +160,26 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
     if small:
         yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    if expect.written_again_within_s is not None:
+        yield from _written_again(case, expect.written_again_within_s)
+    writes = sum(fact.writes for fact in case.history if isinstance(fact, Ended))
+    if expect.writes_at_most is not None and writes > expect.writes_at_most:
+        yield case.history[-1].at, f"{writes} records were written, expected at most {expect.writes_at_most}"
+    tests = sum(isinstance(fact, Tested) for fact in case.history)
+    if expect.tests_at_most is not None and tests > expect.tests_at_most:
+        yield case.history[-1].at, f"cut ways were tested {tests} times, expected at most {expect.tests_at_most}"
+    said = [text for fact in case.history if isinstance(fact, Advised) for text in fact.advice]
+    if expect.advised and not any(expect.advised in text for text in said):
+        yield case.history[-1].at, f"no operator was told {expect.advised!r}, but {said}"
+    times = sum(expect.advised in text for text in said)
+    if expect.advised_times is not None and times != expect.advised_times:
+        yield (
+            case.history[-1].at,
+            f"operators were told {expect.advised!r} {times} times, expected {expect.advised_times}",
+        )
+    refused = tuple(fact.node for fact in case.history if isinstance(fact, Refused))
+    if expect.refused is not None and refused != tuple(expect.refused):
+        yield case.history[-1].at, f"drains of {refused} were refused, expected {expect.refused}"
     if expect.ranks_kept:
         yield from ranks_kept(plans)
     if expect.gone_within_s is not None or expect.left_with_all_saved:

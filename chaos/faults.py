@@ -109,6 +109,9 @@ KINDS: Final[dict[str, Kind]] = {
     "store_wiped": Kind(does="the store loses all of its data, and serves on", reach="store", weight=0),
     "store_set_back": Kind(does="the store is set back to a backup", reach="store", weight=0, for_s=(1, 30)),
     "gpu_breaks": Kind(does="the kernel of a node reports a GPU off the bus; its workers train on", reach="node", weight=0),
+    "ask_drain": Kind(
+        does="an operator drains a node if the others can spare it; in the simulator alone", reach="operator", weight=0
+    ),
     "join_node": Kind(does="a node that was not there starts", reach="operator", weight=1),
 }  # fmt: skip
 

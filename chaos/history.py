@@ -204,6 +204,30 @@ class Asked(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advised(Fact):
+    """A leader has something to tell operators that it does nothing about. (simulated)"""
+
+    member: str
+    advice: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested(Fact):
+    """A node without a seat has tested the cut ways to it. (simulated)"""
+
+    node: str
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Fact):
+    """An operator asked whether a node can be spared, and was told why not. (simulated)"""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion(Fact):
     """A node's detector changed its mind about a neighbour."""
 
@@ -262,6 +286,7 @@ class Ended(Fact):
     want: int  # seats that the configuration would give to the nodes that are there
     lively: bool  # the demands of the second phase were met in time
     lacks: str = ""  # which was not
+    writes: int = 0  # of nodes' records to the store (simulated)
 
 
 History = list[Fact]

@@ -33,8 +33,17 @@ class Expect:
     seats: int | None = None  # in the last plan
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
     caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`)
+    because: tuple[str, ...] = ()  # some plan's verdict rests on these facts alone: their kinds and ranks, as "stack 1"
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
+    written_again_within_s: float | None = (
+        None  # from when the store has lost data until some node has written the plan again
+    )
+    writes_at_most: int | None = None  # of nodes' records to the store, in the whole run
+    tests_at_most: int | None = None  # of cut ways, by the nodes that wait for them to be whole
+    advised: str = ""  # this stands in what the leader has told operators
+    advised_times: int | None = None  # so often it has begun to say so
+    refused: tuple[str, ...] | None = None  # exactly these nodes' drains, in this order, because the job needs them
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving
     left_with_all_saved: bool = False  # nobody left before the newest whole step was committed
     ends_saved: bool = False  # when the last node left, the newest update that was sealed was committed

@@ -102,8 +102,27 @@ class Beats:
             node = self.cluster.nodes[receiver]
             if node.awake:
                 self._catch_up(node, name)
-                node.detector = node.detector.doubt(name, node.clock.now())
-                self._judge_in(receiver, 1.5 * self.beat_s + 0.001)
+                self._doubts(node, name)
+
+    def doubt_all(self, node: "Node") -> None:
+        """Somebody's worker has left the gang: each neighbour may be gone."""
+        for name in self.rings.get(node.name, ()):
+            self._catch_up(node, name)
+            self._doubts(node, name)
+
+    def _doubts(self, node: "Node", name: str) -> None:
+        node.detector = node.detector.doubt(name, node.clock.now())
+        self._judge_in(node.name, 1.5 * self.beat_s + 0.001)
+        self.world.later(2 * LAG_S, self._refused, name, node)
+
+    def _refused(self, name: str, node: "Node") -> None:
+        """A doubted node is asked: where nothing of it runs any more, its kernel says so."""
+        asked = self.cluster.nodes[name]
+        refuses = asked.powered and not (asked.frozen or asked.daemon_up or asked.agent_up)
+        net = self.cluster.net
+        if node.awake and refuses and net.hears(node.name, name, "beat") and net.hears(name, node.name, "beat"):
+            node.detector = node.detector.gone(name)
+            node.judge()
 
     def lossy(self, name: str) -> None:
         """Some of this node's beats are lost from now on."""

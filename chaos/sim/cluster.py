@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from chaos.history import Committed, Fact
@@ -14,7 +14,7 @@ from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action
-from elasticrl.contract.model import LOADING, UNTOLD, Plan, Work
+from elasticrl.contract.model import LOADING, UNTOLD, Plan, Stall, Work
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.versions import WIRE
 from elasticrl.core.node.suspect import Budgets
@@ -51,9 +51,14 @@ class Shape:
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
+    evaluates_every: int = 0  # so many steps there is an evaluation on all nodes; 0: never
+    evaluates_s: float = 0.0  # that takes so long
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
+    script_saves: int = 1  # every so many of its steps
+    log_every: int = 0  # there, its log tells of progress every so many steps; 0: never
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
+    needs: dict[str, int] = field(default_factory=dict)  # nodes whose configuration has another `min_nodes`
 
 
 class Cluster:
@@ -93,6 +98,12 @@ class Cluster:
         """Power on, not all at the same moment."""
         for name in list(self.nodes)[: len(self.nodes) - self.shape.late]:
             self.world.later(0.3 * self.world.chance("start").random(), self.nodes[name].boot)
+
+    def settings_of(self, name: str) -> Settings:
+        """What its daemon is configured with."""
+        membership = self.settings.membership
+        least = self.shape.needs.get(name, membership.min_nodes)
+        return replace(self.settings, membership=replace(membership, min_nodes=least))
 
     def bits_of(self, name: str) -> str:
         """The fingerprint of what decides a node's bits."""
@@ -204,6 +215,11 @@ class Cluster:
     def learn(self, phase: str, took_s: float) -> None:
         """A phase was left in this time."""
         self.budgets = self.budgets.learn(phase, took_s)
+
+    def broke_up_over(self, stall: Stall | None) -> None:
+        """A gang has ended in which somebody was found standing still."""
+        if stall is not None:
+            self.budgets = self.budgets.end(stall)
 
     def finished(self, version: int) -> bool:
         """Are all steps made?"""

@@ -69,7 +69,15 @@ class Run:
         seated = tuple(seat.member.node for seat in plan.seats) if plan else ()
         alive = tuple(name for name, node in sorted(self.cluster.nodes.items()) if node.daemon_up)
         self.world.note(
-            Ended(at=self.world.now, alive=alive, seated=seated, want=self._want(), lively=not lacks, lacks=lacks)
+            Ended(
+                at=self.world.now,
+                alive=alive,
+                seated=seated,
+                want=self._want(),
+                lively=not lacks,
+                lacks=lacks,
+                writes=self.cluster.store.writes,
+            )
         )
 
     # ---- what well means

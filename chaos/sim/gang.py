@@ -5,13 +5,14 @@ rank that hangs, a link that is down, a shard that was copied or not) is kept by
 its digest a chain over the samples that went in, so equal digests mean equal bits.
 """
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
-from elasticrl.contract.model import UNTOLD, Plan, Rung, Work, deal
-from elasticrl.core.node.suspect import Progress
+from elasticrl.contract.model import UNTOLD, Lap, Milestone, Plan, Rung, Work, deal
+from elasticrl.core.node.suspect import Progress, Rhythm
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -59,6 +60,7 @@ class Gang:
         self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.halting = False
+        self.rhythm: Rhythm | None = None  # of a script's log
 
     def _shards(self) -> tuple[int, "dict[str, tuple[Node, ...]]"]:
         """All shards, and whose each node keeps: its own and those of the nodes before it in the ring."""
@@ -197,6 +199,11 @@ class Gang:
         self.waits_since = None
         self.turn += 1
         took = SHARE[self.phase] * self.cluster.step_s * max(node.slow for node in self.seats)
+        if self._evaluates():
+            took += self.cluster.shape.evaluates_s
+            self.world.later(0.5, self._look_on, self.turn)
+        if self.rhythm is not None:
+            self.world.later(1.0, self._listen, self.turn)
         self.cluster.reach("before " + self.phase, self)
         if self.broken:
             return
@@ -217,7 +224,9 @@ class Gang:
         if self._hindered():
             self._wait(turn)
             return
-        if self.waits_since is not None:
+        if self.waits_since is not None or self._evaluates():
+            if self._goes_on(turn):
+                return
             self._relieved()
         if self.phase == "seal" and not self._copied():
             self.world.later(0.1, self._end_phase, turn)
@@ -258,7 +267,8 @@ class Gang:
         self.digest = chain(self.digest, self.version, self.ranges)
         for node in self.seats:
             self._keep(node)
-        self.cluster.own = (self.version, self.digest)  # where a script saves each step
+        if self.version % (self.cluster.updates * self.cluster.shape.script_saves) == 0:
+            self.cluster.own = (self.version, self.digest)  # of a script
         generation, step = self.plan.generation, self.attempted
         if self.late:
             self.world.note(Made(at=self.world.now, generation=generation, version=self.version))
@@ -270,11 +280,15 @@ class Gang:
             )
             for node in self.seats:
                 node.step = self.told() if self.cluster.script else step
+                node.lap = (
+                    None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
+                )
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:
             return
         if self.cluster.script:
+            self._log()
             self._next(0 if whole_step else 1)
             return
         if self.halting and whole_step:
@@ -314,6 +328,43 @@ class Gang:
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         return self._stuck is not None or self.cluster.net.parted(self.names)
 
+    def _evaluates(self) -> bool:
+        """Is there something in this phase that only some steps have?"""
+        every = self.cluster.shape.evaluates_every
+        return bool(every) and self.phase == "rollout" and self.attempted > 0 and self.attempted % every == 0
+
+    def _look_on(self, turn: int) -> None:
+        """What each agent concludes from the beats of a worker that takes long, and waits for nobody."""
+        if turn != self.turn or self.broken:
+            return
+        for node in self.seats:
+            if node.stall is None and node.able:
+                progress = Progress(slot=0, step=self.attempted, phase=self.phase, since=self.phase_at, waiting=False)
+                node.found_still(self.cluster.budgets.stalled(progress, self.world.now))
+        self.world.later(0.5, self._look_on, turn)
+
+    def _log(self) -> None:
+        """Does the script's log tell of progress at this step?"""
+        every, now, mark = self.cluster.shape.log_every, self.world.now, self.attempted
+        if not every or mark % every:
+            return
+        self.rhythm = self.rhythm.at(now, mark) if self.rhythm else Rhythm(newest=now, mark=mark)
+        for node in self.seats:
+            node.milestone = Milestone(unit="step", at=mark, read=round(now, 1))
+        self._relieved()
+
+    def _listen(self, turn: int) -> None:
+        """What each agent concludes from a log that tells nothing more, whatever its workers do."""
+        if turn != self.turn or self.broken:
+            return
+        for node in self.seats:
+            if node.alive and node.powered and not node.frozen and (node.stall is None or node.stall.silent):
+                progress = Progress(
+                    slot=0, step=self.told(), phase=UNTOLD, since=self.phase_at, waiting=True, rhythm=self.rhythm
+                )
+                node.found_still(self.cluster.budgets.stalled(progress, self.world.now))
+        self.world.later(1.0, self._listen, turn)
+
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:
             self.waits_since = self.world.now
@@ -341,13 +392,21 @@ class Gang:
                 since=self.phase_at if culprit or self.phase in COLLECTIVE else self.waits_since,
                 waiting=not node.stopped if script else not culprit,
                 stopped=bool(node.stopped),
+                rhythm=self.rhythm,
             )
-            stall = budgets.stalled(progress, self.world.now)
-            if stall is not None:
-                node.stall = stall
-                if (not culprit or (script and not node.stopped)) and node.next_plan is None:
-                    node.work = Work.STALLED
-                node.tell()
+            node.found_still(budgets.stalled(progress, self.world.now))
+
+    def _goes_on(self, turn: int) -> bool:
+        """What a long wait was for is here, and the rest of the phase is ahead: who waited is between two collectives."""
+        waited = [node for node in self.seats if node.stall is not None and node.stall.waiting and node.able]
+        if self.cluster.script or not waited:
+            return False
+        for node in waited:
+            assert node.stall is not None
+            node.stall, node.work = replace(node.stall, waiting=False), Work.TRAINING
+            node.tell()
+        self.world.later(self.cluster.step_s, self._end_phase, turn)
+        return True
 
     def _relieved(self) -> None:
         """What kept the gang is gone."""
@@ -381,6 +440,8 @@ class Gang:
             return
         self.broken = True
         self.turn += 1
+        for node in self.seats:
+            self.cluster.broke_up_over(node.stall)
         if self.running and self.phase == "seal":
             self._half_sealed()
         low, high = 0.005, 0.1

@@ -5,16 +5,18 @@ The one idea: a fault knows how to be undone, or needs no undoing; healing is un
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from chaos.faults import Fault, holder
-from chaos.history import Eased, Elected, Fact, Healed, Struck
+from chaos.history import Asked, Eased, Elected, Fact, Healed, Refused, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import Backup
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import Phase, Verb, Work
+from elasticrl.core.lead.drain import needed, refusal
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
@@ -387,7 +389,8 @@ class Nemesis:
         return None
 
     def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
-        del fault
+        if kind == "ask_drain":
+            return self._drain_if_spared(fault, node)
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
         nodes = self.cluster.nodes
@@ -404,6 +407,23 @@ class Nemesis:
         self._ask(via, verb, node.name if concerned else None)
         undo = partial(self._ask_somebody, Verb.RESUME) if verb is Verb.PAUSE else None
         return ((node.name,) if concerned else ()), undo
+
+    def _drain_if_spared(self, fault: Fault, node: Node) -> Done | None:
+        """As `elasticrl drain` does from a machine that is no node. `value`: the `min_nodes` of the configuration there."""
+        store, settings = self.cluster.store, self.cluster.settings
+        if not store.up:
+            return None
+        view = store.whole()
+        least = needed(view) or int(fault.value) or settings.membership.min_nodes
+        there = replace(settings, membership=replace(settings.membership, min_nodes=least))
+        if why := refusal(view, there, node.name, store.drains.values()):
+            self.world.note(Refused(at=self.world.now, node=node.name, why=why))
+            return (), None
+        if node.name not in store.records:
+            return (), None  # he is told that it is no member
+        self.world.note(Asked(at=self.world.now, verb=Verb.DRAIN.value, node=node.name))
+        store.ask(Verb.DRAIN, node.name)
+        return (node.name,), None
 
     def _ask(self, via: Node, verb: Verb, node: str | None) -> None:
         via.asked(verb, node)

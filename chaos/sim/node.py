@@ -9,16 +9,30 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion
+from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion, Tested
 from chaos.sim.store import LeaseGone
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action, Event
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.contract.model import (
+    LOADING,
+    MEETING,
+    UNTOLD,
+    Exit,
+    Lap,
+    Member,
+    Milestone,
+    Plan,
+    Record,
+    Stall,
+    Verb,
+    View,
+    Work,
+)
 from elasticrl.core.node.state import State
-from elasticrl.core.node.suspect import Detector, lives, watched
+from elasticrl.core.node.suspect import Detector, lives, somebody_left, watched
 from elasticrl.core.step import step, subject
 from elasticrl.shell.sight import MANY
 
@@ -53,6 +67,7 @@ class Node:
         self.state: State | None = None
         self.detector = Detector(settings=cluster.settings.membership)
         self.ring_of = -1
+        self.doubted = -1  # the generation in which somebody's worker was seen to have left
         self.running: dict[
             Hashable, tuple[int, float]
         ] = {}  # by subject: which request, and until when it is waited for
@@ -74,6 +89,8 @@ class Node:
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
         self.stall: Stall | None = None
+        self.lap: Lap | None = None  # how long a step took lately, and in which gang
+        self.milestone: Milestone | None = None  # that a script's log has told last
         self.looking: Stall | None = None  # whose scene is being looked at, or has been
         self.gang: Gang | None = None
         self.dead: set[int] = set()
@@ -137,9 +154,9 @@ class Node:
         self.answered, self.vault.serves = False, True  # what was held is found again
         bits = self.cluster.bits_of(self.name)
         card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
-        self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
+        self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
-        self.ring_of = -1
+        self.ring_of = self.doubted = -1
         self.running.clear()
         self.newer = None
         self.inbox.clear()
@@ -221,6 +238,10 @@ class Node:
         self.cluster.steps += 1
         if before.view.plan is not self.state.view.plan:
             self._ring()
+        view = self.state.view
+        if isinstance(event, events.Seen) and somebody_left(view) and view.generation != self.doubted:
+            self.doubted = view.generation
+            self.cluster.beats.doubt_all(self)
         self.wake_at = decision.wake_at
         if self.wake_at < self.wake_due:
             self._alarm()
@@ -331,6 +352,7 @@ class Node:
         if life == self.life and self.awake:
             reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
             out = tuple(t for t in targets if t not in reached)
+            self.world.note(Tested(at=self.world.now, node=self.name, passed=not out))
             self.post(events.Tried(now=self.clock.now(), found=found, reached=reached, unreachable=out))
 
     def _leave(self, code: int, reason: str) -> None:
@@ -449,6 +471,7 @@ class Node:
         if self.daemon_up:
             self.known_agent = self.agent_life
         self._clear()
+        self.lap = None
         self.warm = False
         self._warm_up()
 
@@ -492,7 +515,7 @@ class Node:
 
     def _clear(self) -> None:
         self.work, self.generation, self.born = Work.NONE, 0, 0
-        self.exit, self.stall, self.phase = None, None, ""
+        self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.slow = 1.0
 
@@ -534,6 +557,8 @@ class Node:
                 manifest=self.manifest,
                 exit=self.exit,
                 stall=self.stall,
+                milestone=self.milestone,
+                lap=self.lap,
                 endpoint=self.endpoint if self.agent_up else "",
                 versions=self.cluster.versions_of(self.name),
             )
@@ -545,6 +570,8 @@ class Node:
             return
         still = bool(self.hung or self.stopped)
         waits = self.gang is not None and self.gang.waits_since is not None and not still
+        if waits and self.stall is not None and not self.stall.waiting:  # on its way from one collective to the next
+            waits = self.world.chance("sight " + self.name).random() < 0.5
         sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
         slot = min(self.hung | self.stopped, default=0)
         plan = self.state.view.plan if self.state else None
@@ -704,6 +731,15 @@ class Node:
         )
         self.tell()
 
+    def found_still(self, stall: Stall | None) -> None:
+        """The agent finds that a worker has stalled in its gang, if it has."""
+        if stall is None:
+            return
+        self.stall = stall
+        if stall.waiting and self.next_plan is None and self.cluster.budgets.acts(stall):
+            self.work = Work.STALLED
+        self.tell()
+
     def reset(self) -> None:
         """A script fails of a peer's end."""
         self.dies("exit code 1: RuntimeError: Connection closed by peer", own=False)
@@ -715,6 +751,7 @@ class Node:
         gang = self.gang
         at = gang.attempted if gang is not None and not self.cluster.script else self.step
         self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own, signal=signal, sign=sign)
+        self.cluster.broke_up_over(self.stall)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()
         self.world.note(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
+from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
@@ -95,6 +95,7 @@ class Store:
         self.office: dict[str, Watcher] = {}  # of them, those that watch everyone
         self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
         self.paused_at: float | None = None
+        self.writes = 0  # of records
         self._lease = 0
         self._ttl_s = 0.0
         self._blocked: list[tuple[Watcher, str, int]] = []  # whose news waits for the store to be up
@@ -200,7 +201,11 @@ class Store:
         """A member's record under its lease."""
         if lease not in self.leases:
             raise LeaseGone
+        before = self.records.get(record.member.node)
+        if record.advice and (before is None or before[0].advice != record.advice):
+            self._world.note(Advised(at=self._world.now, member=str(record.member), advice=record.advice))
         self.records[record.member.node] = (record, lease)
+        self.writes += 1
         self._everyone = None
         self._touch(record.member.node, "members")
 
@@ -408,6 +413,10 @@ class Store:
     def _show(self, watcher: Watcher, view: View) -> None:
         if not watcher.dead:
             watcher.deliver(view)
+
+    def whole(self) -> View:
+        """All that an operator reads who is no node."""
+        return self.view(Watcher(Member(node="", incarnation=0), "", lambda _: None, everyone=True, lag_s=0.0))
 
     def view(self, watcher: Watcher) -> View:
         """The store as this watcher is shown it."""

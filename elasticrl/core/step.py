@@ -72,10 +72,9 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             if view.epoch > state.view.epoch:  # what bears a revision of before means nothing any more
                 state = state.but(looked=0, lead=None, card=replace(state.card, since=0))
             view = better(state.view, view)
-            lost_since = state.lost_since if view.lost and state.lost_since is not None else event.now
+            lost_since = event.now if state.lost_since is None else state.lost_since
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
-            drained = view.drain == state.me and not state.leaving
             own = (
                 view.own.generation if view.own and view.own.born else 0
             )  # what an earlier daemon of this life has said
@@ -89,7 +88,7 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
                 suspects=suspects,
                 lost_since=lost_since if view.lost else None,
             )
-            return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
+            return (_leaving(state, "drained by an operator", event.now) if view.drain == state.me else state), ()
         case Leased(sent=sent, held=held):
             if held:
                 return state.but(leased=max(sent, state.leased)), ()
@@ -257,10 +256,10 @@ def stand(state: State, now: float) -> Wish:
     first = view.plan.seated[: state.settings.membership.deputies + 1] if view.plan else ()
     everyone = state.lead is not None or (me in first and me in deputies(state))
     actions: list[Action] = []
-    if state.met is not None and everyone != (view.records is not None):
+    if everyone != (view.records is not None):
         actions.append(Watch(everyone=everyone))
     if state.vacant_since is None or view.own is None or not lease_held(state, now):
-        return Wish(tuple(actions)) if actions else NOTHING
+        return Wish(tuple(actions))
     office = deputies(state)
     if state.leaving and seat_of(state) is None:
         return Wish(tuple(actions))

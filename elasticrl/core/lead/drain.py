@@ -35,7 +35,7 @@ def refusal(view: View, settings: Settings, node: str, asked: Collection[Member]
             f"{node} stays: there is no plan yet that it could leave, and the first may need it. Ask again when the job "
             "trains, or end it: elasticrl stop"
         )
-    if plan.phase is Phase.STOP or record.member not in plan.seat_of:
+    if plan.phase is Phase.STOP:
         return ""
     need = settings.membership.min_nodes
     before, after = (_left(view, plan, settings, {*asked, *more}) for more in ((), (record.member,)))

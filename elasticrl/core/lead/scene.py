@@ -309,7 +309,7 @@ class Scene:
             # Found by simulation: a hold ends workers with a save, and their seat went into a gang before it had new ones.
             return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
-        return Fate(seat=seat if born == seat.born else replace(seat, born=born))
+        return Fate(seat=replace(seat, born=born))
 
     @cached_property
     def kept(self) -> tuple[Seat, ...]:
@@ -338,9 +338,9 @@ class Scene:
         return (*others, *reborn)
 
     def ready(self, record: Record) -> bool:
-        """Warm, willing and trusted, and not seated already. (In this order: of thousands, most are seated.)"""
+        """Warm, willing and trusted, and without a seat that it keeps: who has lost its own is not one of these, or is held."""
         member, node = record.member, record.member.node
-        if not record.warm or record.leaving or self._seated(member):
+        if not record.warm or record.leaving or member in self.keepers:
             return False
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
         doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
@@ -357,12 +357,6 @@ class Scene:
             not (record.warm or record.problem or record.leaving or record.member in self.keepers or node in self.held)
             for node, record in self.records.items()
         )
-
-    def _seated(self, member: Member) -> bool:
-        """Has it a seat that it keeps? A held plan's seats can be taken anew."""
-        if self.plan is None or member not in self.plan.seat_of:
-            return False
-        return self.plan.phase is not Phase.HOLD or member in self.keepers
 
     def record_of(self, seat: Seat) -> Record | None:
         """What this seat's node says of itself. (Another life of it says nothing under this plan.)"""

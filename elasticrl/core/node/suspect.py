@@ -107,7 +107,7 @@ class Detector:
             return peer.doubted
         # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
         answer_s = 1.5 * self.settings.beat_s if self.doubt_s is None else self.doubt_s
-        return min(patient, max(peer.doubted, peer.last) + answer_s)
+        return min(patient, peer.doubted + answer_s)  # (no beat has come since: `hear` ends a doubt)
 
     def late(self, now: float) -> tuple[str, ...]:
         """Whose beat is overdue, or doubted: time to ask."""
