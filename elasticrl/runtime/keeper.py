@@ -88,7 +88,7 @@ class Keeper:
             context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes,
             script=provenance.script,
         )  # fmt: skip
-        self.place = place_of(context.run_dir)
+        self.place = place_of(context.run_dir, answer_s=tree.checkpoint.answer_s)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
         self.marked: str | None = None  # that whose commit this worker writes down on its disk, once it is made

@@ -16,7 +16,8 @@ from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
-FORMAT = 1
+FORMAT = 2
+BLOCK = 1 << 20  # bytes of a data file that have a checksum of their own: the least that is read of it at a URL
 WHOLE = 1 << 30  # bytes of a document: a shard's table has all of its small values
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
@@ -113,13 +114,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTable:
-    """What one shard's data file holds, and the small values of that shard. Written beside it."""
+    """What one shard's data file holds, and the small values of that shard. Written beside it.
+
+    Example: ShardTable(shard=3, node="n01", data=FileEntry(...), rows=(Row(...),), values={}, block=1048576, sums=("ab...",))
+    """
 
     shard: int
     node: str
     data: FileEntry
     rows: tuple[Row, ...]
     values: Mapping[str, Any]
+    block: int  # bytes
+    sums: tuple[str, ...]  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
 
     def encode(self) -> bytes:
         """The document."""
@@ -130,6 +136,8 @@ class ShardTable:
                 "data": asdict(self.data),
                 "rows": [row.to_json() for row in self.rows],
                 "values": self.values,
+                "block": self.block,
+                "sums": self.sums,
             }
         )
 
@@ -138,15 +146,20 @@ class ShardTable:
         """The reverse; CheckpointCorrupt names `where`."""
         body = unseal(text, where)
         try:
-            return cls(
+            table = cls(
                 shard=int(body["shard"]),
                 node=str(body["node"]),
                 data=FileEntry.from_json(body["data"]),
                 rows=tuple(Row.from_json(row) for row in body["rows"]),
                 values=body["values"],
+                block=int(body["block"]),
+                sums=tuple(map(str, body["sums"])),
             )
+            if table.block < 1 or len(table.sums) != -(-table.data.nbytes // table.block):
+                raise ValueError(f"{len(table.sums)} checksums of blocks of {table.block} bytes")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

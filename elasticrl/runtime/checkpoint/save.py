@@ -17,7 +17,16 @@ import torch
 
 from elasticrl.runtime import provenance
 from elasticrl.runtime.checkpoint import dcp, tree
-from elasticrl.runtime.checkpoint.manifest import MANIFEST, Conditions, FileEntry, Manifest, Row, ShardTable, name_of
+from elasticrl.runtime.checkpoint.manifest import (
+    BLOCK,
+    MANIFEST,
+    Conditions,
+    FileEntry,
+    Manifest,
+    Row,
+    ShardTable,
+    name_of,
+)
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
@@ -69,8 +78,8 @@ def installed() -> Mapping[str, str]:
     return found
 
 
-def write_shard(place: Place, pinned: Pinned) -> None:
-    """Stage the shard that is in a pinned vault file; the file is checked as it is read."""
+def write_shard(place: Place, pinned: Pinned, *, block: int = BLOCK) -> None:
+    """Stage the shard that is in a pinned vault file; the file is checked as it is read. Each `block` bytes get a checksum."""
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
     with explained(f"Saving shard {stamp.shard} of step {stamp.version}", place):
@@ -81,6 +90,7 @@ def write_shard(place: Place, pinned: Pinned) -> None:
             place.unstage(name, file)  # of an earlier try, that the finisher must not take for this one's
         blobs: list[dcp.Blob] = []
         with place.output(name, data_file(stamp.shard)) as out:
+            out.cut(block)
             for tensor in shard.tensors:
                 faults.reach("checkpoint.tensor", name)
                 blobs.append(dcp.write_tensor(out, tensor))
@@ -93,6 +103,8 @@ def write_shard(place: Place, pinned: Pinned) -> None:
                 Row(piece, blob.raw_at, blob.at, blob.nbytes) for piece, blob in zip(shard.pieces, blobs, strict=True)
             ),
             values=shard.values,
+            block=block,
+            sums=out.sums,
         )
         with place.output(name, table_file(stamp.shard)) as out:
             out.write(table.encode())
