@@ -1,5 +1,6 @@
 """Checkpoints at a URL: what is read of them, by a store that counts; and what becomes of a store that fails."""
 
+import json
 import re
 import time
 from collections import Counter
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+import url_job
 from counted_store import Counted, hanging
+from forked_workers import Workers
 from gang_kit import Nodes, digests
 from state_jobs import FACTS, Job, pinned, same, snapshots
+from typer.testing import CliRunner
 
+from elasticrl.cli import state
 from elasticrl.runtime.checkpoint.export import export
 from elasticrl.runtime.checkpoint.far import Patience
 from elasticrl.runtime.checkpoint.flat import FlatShard
@@ -33,7 +39,7 @@ from elasticrl.runtime.vault.version import Version
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-BLOCK = 1 << 12  # small beside a shard, as 1 MiB is beside a real one
+BLOCK = 1 << 12  # small beside a shard
 ROWS = 3  # AdamW's: parameters and two moments
 SHAPES = [(f"layer{i}.{name}", shape) for i in range(4) for name, shape in (("w", (960, 64)), ("b", (960,)))]
 TOTAL = ROWS * 4 * sum(prod(shape) for _, shape in SHAPES)
@@ -174,6 +180,19 @@ def test_an_export_reads_the_model_and_not_its_moments(where: Url, tmp_path: Pat
     assert Counted.data() < 1.3 * TOTAL / ROWS
 
 
+def test_an_export_steps_back_from_a_changed_block(where: Url, tmp_path: Path):
+    good, flipped = (save(where, tmp_path, fsdp, 2, step=step).name for step in (1, 2))
+    Counted.flip(flipped, "data-0000.distcp", 3 * BLOCK)
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    state.register(app)
+    done = CliRunner().invoke(app, ["checkpoint", "export", where.url, str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["name"] == good
+    assert "data-0000.distcp (shard 0, written by n00) was changed: block 3 " in told["passed_over"][0]
+
+
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_block_is_found_and_named_by_who_needs_it(where: Url, tmp_path: Path, harm: str):
     name = save(where, tmp_path, zero, 2).name
@@ -266,6 +285,32 @@ def test_a_new_plan_ends_the_reading(where: Url, tmp_path: Path):
     source = gang_source(where, save(where, tmp_path, zero, 2).name, Patience(wait_s=60.0, check=check))
     with hanging(), pytest.raises(Elsewhere):
         load(source, shards(zero, 2)[0])
+
+
+def test_a_gang_reads_each_table_once_and_all_hear_what_one_has_found(tmp_path: Path):
+    where = Url(f"file://{tmp_path}/there")
+    good, flipped, away = (save(where, tmp_path, fsdp, 3, step=step).name for step in (1, 2, 3))
+    file = tmp_path / "there" / flipped / "data-0001.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    (tmp_path / "there" / away / "data-0002.json").unlink()
+    gang = Workers(3)
+    try:
+        options = {"url": where.url, "generation": 1}
+        for rank, (asked, said) in enumerate(gang.run(url_job.reads, 3, name=good, **options)):
+            assert said == ""
+            assert set(asked) == {f"data-{rank:04d}.json", f"data-{rank:04d}.distcp"}
+            assert asked.count(f"data-{rank:04d}.json") == 1
+        found = {said for _, said in gang.run(url_job.reads, 3, name=flipped, **{**options, "generation": 2})}
+        (sentence,) = found
+        assert re.match(
+            r"BlockCorrupt: step-00000002-g1: data-0001\.distcp \(shard 1, written by n01\) was changed: bl", sentence
+        )
+        found = {said for _, said in gang.run(url_job.reads, 3, name=away, **{**options, "generation": 3})}
+        assert found == {"BlockCorrupt: step-00000003-g1: data-0002.json is missing."}
+    finally:
+        gang.close()
 
 
 def test_a_gang_steps_back_from_a_checkpoint_of_which_one_rank_finds_a_block_changed(tmp_path: Path):

@@ -17,7 +17,7 @@ from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
 FORMAT = 2
-BLOCK = 1 << 20  # bytes of a data file that have a checksum of their own: the least that is read of it at a URL
+BLOCKS = 2048  # of a data file, about
 WHOLE = 1 << 30  # bytes of a document: a shard's table has all of its small values
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
@@ -32,6 +32,16 @@ def name_of(version: Version, generation: int) -> str:
     """
     update = f".{version.update}" if version.update else ""
     return f"step-{version.step:08d}{update}-g{generation}"
+
+
+def block_of(nbytes: int) -> int:
+    """How many bytes of a data file have a checksum of their own: what is read of it at a URL is as many at least. Few, so that
+    little is read in vain; and not so few that the checksums are long.
+
+    >>> [block_of(nbytes) >> 10 for nbytes in (0, 60_000_000, 600_000_000, 60_000_000_000)]
+    [16, 32, 512, 1024]
+    """
+    return min(max(1 << (nbytes // BLOCKS).bit_length(), 1 << 14), 1 << 20)
 
 
 def parse_name(name: str) -> tuple[Version, int] | None:
@@ -116,7 +126,7 @@ class Row:
 class ShardTable:
     """What one shard's data file holds, and the small values of that shard. Written beside it.
 
-    Example: ShardTable(shard=3, node="n01", data=FileEntry(...), rows=(Row(...),), values={}, block=1048576, sums=("ab...",))
+    Example: ShardTable(shard=3, node="n01", data=FileEntry(...), rows=(Row(...),), values={}, block=262144, sums=("ab...",))
     """
 
     shard: int

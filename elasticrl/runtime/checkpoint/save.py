@@ -18,13 +18,13 @@ import torch
 from elasticrl.runtime import provenance
 from elasticrl.runtime.checkpoint import dcp, tree
 from elasticrl.runtime.checkpoint.manifest import (
-    BLOCK,
     MANIFEST,
     Conditions,
     FileEntry,
     Manifest,
     Row,
     ShardTable,
+    block_of,
     name_of,
 )
 from elasticrl.runtime.checkpoint.place import Place, explained
@@ -78,8 +78,10 @@ def installed() -> Mapping[str, str]:
     return found
 
 
-def write_shard(place: Place, pinned: Pinned, *, block: int = BLOCK) -> None:
-    """Stage the shard that is in a pinned vault file; the file is checked as it is read. Each `block` bytes get a checksum."""
+def write_shard(place: Place, pinned: Pinned, *, block: int = 0) -> None:
+    """Stage the shard that is in a pinned vault file; the file is checked as it is read. Each `block` bytes get a checksum; 0:
+    as many as suit its size.
+    """
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
     with explained(f"Saving shard {stamp.shard} of step {stamp.version}", place):
@@ -88,6 +90,7 @@ def write_shard(place: Place, pinned: Pinned, *, block: int = BLOCK) -> None:
         place.begin(name)
         for file in (table_file(stamp.shard), refused_file(stamp.shard)):
             place.unstage(name, file)  # of an earlier try, that the finisher must not take for this one's
+        block = block or block_of(sum(piece.nbytes for piece in shard.pieces))
         blobs: list[dcp.Blob] = []
         with place.output(name, data_file(stamp.shard)) as out:
             out.cut(block)
