@@ -58,6 +58,10 @@ class Store(MemoryFileSystem):
         Store.read += len(data)
         return data
 
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        Store.read += self.size(path) if mode == "rb" else 0
+        return super()._open(path, mode, **kwargs)
+
 
 fsspec.register_implementation("benched", Store, clobber=True)
 

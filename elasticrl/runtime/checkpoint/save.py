@@ -30,7 +30,7 @@ from elasticrl.runtime.checkpoint.manifest import (
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
-from elasticrl.runtime.vault.errors import CheckpointError, StateError
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, StateError
 from elasticrl.runtime.vault.layout import Stamp
 from elasticrl.runtime.vault.slots import Pinned
 from elasticrl.runtime.vault.source import merge, shard_of
@@ -39,6 +39,7 @@ from elasticrl.runtime.vault.version import Lineage, Version
 OBJECTS = "objects.distcp"
 METADATA = ".metadata"
 POLL_S = 0.02
+TORN_S = 5.0  # for a small file that is being written
 PACKAGES = ("elasticrl", "torch", "numpy", "transformers", "safetensors", "vllm", "deepspeed", "nvidia-nccl-cu12",
             "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")  # fmt: skip
 
@@ -203,6 +204,7 @@ def _collect(
     limit = time.monotonic() + timeout_s
     tables: dict[int, ShardTable] = {}
     files: list[FileEntry] = []
+    torn: dict[int, float] = {}  # since when; some stores show what is still being written
     while len(tables) < len(wanted):
         for shard in wanted:
             if shard in tables:
@@ -211,7 +213,12 @@ def _collect(
             text = place.staged(name, file)
             if text is None:
                 continue
-            table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
+            try:
+                table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
+            except CheckpointCorrupt:
+                if time.monotonic() > torn.setdefault(shard, time.monotonic()) + TORN_S:
+                    raise
+                continue
             files += [table.data, _entry_of(file, text, table)]
         why = f"not within {timeout_s:g} s" if time.monotonic() > limit else _refused(place, name, wanted) or hopeless()
         if len(tables) < len(wanted) and why:
