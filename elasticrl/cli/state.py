@@ -244,8 +244,8 @@ def checkpoint_prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints, and what saves left that nobody goes on with: those that a commit has overtaken, and those into
-    which nothing was written for a day. Never the newest good one, which is found by hashing, and no checkpoint newer than the
-    last commit.
+    which nothing was written for a day. Never the newest good one, which is found by hashing (at a URL by sizes), and no
+    checkpoint newer than the last commit.
     """
     from elasticrl.cli.operate import confirm
     from elasticrl.runtime.checkpoint import shelf

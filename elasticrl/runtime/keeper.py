@@ -378,8 +378,9 @@ class Keeper:
 
     def _writer(self) -> Saver:
         if self._saver is None:
+            conf = self.context.tree.checkpoint
             self._saver = Saver(
-                self.context.run_dir, facts=self._facts, timeout_s=self.context.tree.checkpoint.timeout_s
+                self.context.run_dir, facts=self._facts, timeout_s=conf.timeout_s, answer_s=conf.answer_s
             )
         self._saver.facts = self._facts
         return self._saver
