@@ -100,13 +100,8 @@ class FarFile:
                 continue
             came += len(data)
             if len(data) == whole > end - start:
-                self.in_parts = False
-                first, stop, start, end = (
-                    0,
-                    len(self.table.sums),
-                    0,
-                    whole,
-                )  # all of it came, and is not asked for again
+                self.in_parts = False  # all of it came, and is not asked for again
+                first, stop, start, end = 0, len(self.table.sums), 0, whole
             if not (why := self._damage(first, data, end - start)):
                 self.memory[start:end] = data
                 self._there.update(range(first, stop))

@@ -369,7 +369,7 @@ class Url:
     def staged(self, name: str, file: str) -> bytes | None:
         """What another writer has put there."""
         with suppress(FileNotFoundError):
-            return bytes(self._fs.cat_file(self._at(name, file)))
+            return self.read(name, file)
         return None
 
     def unstage(self, name: str, file: str) -> None:
@@ -395,8 +395,8 @@ class Url:
     def digest(self, name: str, file: str) -> tuple[int, str]:
         """Read once through."""
         sha, size = hashlib.sha256(), 0
-        with self._fs.open(self._at(name, file), "rb") as raw:
-            while data := raw.read(1 << 20):
+        with self._asked(lambda: self._fs.open(self._at(name, file), "rb")) as raw:
+            while data := self._asked(lambda: raw.read(1 << 20)):
                 sha.update(data)
                 size += len(data)
         return size, sha.hexdigest()
