@@ -161,7 +161,7 @@ vllm-full: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
 
 # The runtime on other versions of torch: PyPI's wheels, which bring CUDA (3 GB each, once). All else is what .venv has.
-COMPAT := 2.11.0 2.14.1
+COMPAT := 2.11.0 2.15.0
 TRIED := $(patsubst %,tests/runtime/test_%.py,group exact exact_parts gloo_types checkpoint_state run growing) tests/agent tests/ppo/test_ppo_circle.py
 $(VENV)-torch-%/.stamp: $(STAMP)
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(@D)/bin/python ] || $$p -m venv $(@D)

@@ -6,7 +6,7 @@ side in one directory.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
@@ -244,8 +244,8 @@ def checkpoint_prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints, and what saves left that nobody goes on with: those that a commit has overtaken, and those into
-    which nothing was written for a day. Never the newest good one, which is found by hashing, and no checkpoint newer than the
-    last commit.
+    which nothing was written for a day. Never the newest good one, which is found by hashing (at a URL by sizes), and no
+    checkpoint newer than the last commit.
     """
     from elasticrl.cli.operate import confirm
     from elasticrl.runtime.checkpoint import shelf
@@ -314,17 +314,19 @@ def checkpoint_export(
     except ConfigError as error:
         refuse(str(error))
     place = place_of(where)
+
+    def exported(name: str) -> tuple[Path, ...]:
+        from elasticrl.runtime.checkpoint.export import export
+
+        if tree is None:
+            return export(place, name, target, prefix=prefix, dtype=dtype, beside=beside or ())
+        from elasticrl.ppo.export import export as export_actor
+
+        return export_actor(place, name, target, tree, dtype=dtype)
+
     passed_over: tuple[str, ...] = ()
     try:
-        if name is None:
-            found = shelf.newest_good(place, uncommitted=uncommitted)
-            if found is None:
-                refuse(
-                    f"there is no committed checkpoint at {place}; `elasticrl checkpoint list` shows what is there, "
-                    "--uncommitted takes any"
-                )
-            name, passed_over = found.manifest.name, found.passed_over
-        elif name == BEST:
+        if name == BEST:
             best = shelf.best_of(shelf.listing(place), uncommitted=uncommitted)
             if best is None:
                 refuse(
@@ -332,14 +334,10 @@ def checkpoint_export(
                     "without which the best is pruned"
                 )
             name = best.name
-        from elasticrl.runtime.checkpoint.export import export
-
-        if tree is None:
-            files = export(place, name, target, prefix=prefix, dtype=dtype, beside=beside or ())
+        if name is None:
+            name, passed_over, files = _newest(place, exported, uncommitted=uncommitted)
         else:
-            from elasticrl.ppo.export import export as export_actor
-
-            files = export_actor(place, name, target, tree, dtype=dtype)
+            files = exported(name)
     except StateError as error:
         fail(str(error), as_json=as_json)
     nbytes = sum(file.stat().st_size for file in files)
@@ -351,6 +349,28 @@ def checkpoint_export(
     for sentence in passed_over:
         typer.echo(sentence, err=True)
     typer.echo(f"{name}: {len(files)} files, {size(nbytes)}, in {target}")
+
+
+def _newest(
+    place: "Place", export: Callable[[str], tuple[Path, ...]], *, uncommitted: bool
+) -> tuple[str, tuple[str, ...], tuple[Path, ...]]:
+    """The newest good checkpoint, what was passed over, and the exported files. At a URL who reads it finds what is bad."""
+    from elasticrl.runtime.checkpoint import shelf
+    from elasticrl.runtime.vault.errors import CheckpointCorrupt
+
+    damaged: dict[str, str] = {}
+    while True:
+        found = shelf.newest_good(place, uncommitted=uncommitted, damaged=damaged)
+        if found is None:
+            refuse(
+                f"there is no committed checkpoint at {place}; `elasticrl checkpoint list` shows what is there, "
+                "--uncommitted takes any"
+            )
+        name = found.manifest.name
+        try:
+            return name, found.passed_over, export(name)
+        except CheckpointCorrupt as error:
+            damaged[name] = str(error)
 
 
 def run_of(named: Path, part: str) -> Path:

@@ -378,6 +378,9 @@ class Checkpoint(Section):
     """Seconds that a gang that has lost all memory waits, with shared: false for nodes whose disks have parts of the newest
     checkpoint, else for a file server that does not answer; then it goes back to an older checkpoint that is whole, or ends.
     Less goes on without a dead node sooner; more suits machines that start slowly."""
+    answer_s: Seconds = 60.0
+    """Seconds that the store at a URL has for one answer (16 MiB at most of a data file), before it is asked again, for wait
+    in all. Less notices a hung connection sooner; more suits slow links."""
     allow: tuple[Literal["lanes", "batch", "data", "job", "parts", "frozen", "tp", "cp"], ...] = ()
     """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
     samples would be lost or used twice, state dropped, or (frozen: a reference, a reward model, the base under adapters, the

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrl.base.parsed import parsed
+from elasticrl.runtime.checkpoint.manifest import Manifest
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.torch_names import all_gather_single
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
@@ -23,7 +24,6 @@ from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json,
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from elasticrl.runtime.checkpoint.manifest import Manifest
     from elasticrl.runtime.checkpoint.shelf import Found
     from elasticrl.runtime.group import Gang
 
@@ -60,7 +60,7 @@ class Agreed:
     whole: Whole | None = None
     checkpoint: str | None = None
     passed_over: tuple[str, ...] = ()  # a sentence for everything newer that would not do
-    manifest: Manifest | None = None  # of `checkpoint`, where not every rank can read it
+    manifest: Manifest | None = None  # of `checkpoint`: one rank has read it, or no rank can read all of it
     published: str | None = (
         None  # a newer checkpoint than the commit that is whole on the nodes' disks, unknown to rank 0
     )
@@ -104,8 +104,9 @@ def agree(
                 "version": [manifest.version.step, manifest.version.update],
                 "lineage": [cut.to_json() for cut in manifest.lineage],
                 "passed_over": good.passed_over,
+                "manifest": manifest.encode().decode(),
             }
-    said = exchange(gang, found)[0]
+    said = _told(gang, found, 0)
     if not said:
         return Agreed(version=Version(0), lineage=())
     return Agreed(
@@ -113,6 +114,7 @@ def agree(
         lineage=lineage_from_json(said["lineage"]),
         checkpoint=str(said["name"]),
         passed_over=tuple(said["passed_over"]),
+        manifest=Manifest.decode(str(said["manifest"]).encode(), f"the manifest of {said['name']}"),
     )
 
 

@@ -540,7 +540,6 @@ def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> 
         backend = c10d.ProcessGroupGloo(store, rank, size, options)
     else:
         backend = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    backend._set_sequence_number_for_group()
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)

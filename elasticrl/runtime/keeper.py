@@ -88,7 +88,7 @@ class Keeper:
             context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes,
             script=provenance.script,
         )  # fmt: skip
-        self.place = place_of(context.run_dir)
+        self.place = place_of(context.run_dir, answer_s=tree.checkpoint.answer_s)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
         self.marked: str | None = None  # that whose commit this worker writes down on its disk, once it is made
@@ -378,8 +378,9 @@ class Keeper:
 
     def _writer(self) -> Saver:
         if self._saver is None:
+            conf = self.context.tree.checkpoint
             self._saver = Saver(
-                self.context.run_dir, facts=self._facts, timeout_s=self.context.tree.checkpoint.timeout_s
+                self.context.run_dir, facts=self._facts, timeout_s=conf.timeout_s, answer_s=conf.answer_s
             )
         self._saver.facts = self._facts
         return self._saver

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from elasticrl.runtime import alike
 from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.checkpoint import tree as trees
+from elasticrl.runtime.checkpoint.far import Patience
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Conditions, differences
+from elasticrl.runtime.checkpoint.place import Url
 from elasticrl.runtime.checkpoint.shelf import read_manifest
+from elasticrl.runtime.fetched import open_together
 from elasticrl.runtime.keeper import facts_of
 from elasticrl.runtime.sealing import Sealing
 from elasticrl.runtime.spread import spread
 from elasticrl.runtime.team import whole_name
-from elasticrl.runtime.vault.errors import CheckpointRefused, Outlived
+from elasticrl.runtime.vault.errors import BlockCorrupt, CheckpointRefused, Outlived
 from elasticrl.runtime.vault.version import grow
 
 if TYPE_CHECKING:
@@ -40,12 +43,17 @@ def restore(
     """Puts all of it back; what this generation makes from here on goes into what is returned. Collective."""
     worker, mark = generation.worker, generation.worker.timeline.mark
     keeper.still()
-    agreed = search.agree(generation, keeper)
-    mark("agree")
-    here = spread(generation, given, agreed)
-    mark("spread")
-    given.capture(progress, keeper.ledger)
-    _Fill(generation, keeper, given, progress, agreed).all_but(here)
+    while True:
+        agreed = search.agree(generation, keeper)
+        mark("agree")
+        here = spread(generation, given, agreed)
+        mark("spread")
+        given.capture(progress, keeper.ledger)
+        try:
+            _Fill(generation, keeper, given, progress, agreed).all_but(here)
+            break
+        except BlockCorrupt as error:  # all ranks raise it, of a checkpoint that none of them has used yet
+            search.pass_over(str(agreed.checkpoint), str(error))
     # Before anything is published, which would make them alike.
     alike.check_beginning(agreed, generation.gang, given.cursor, given.roles)
     alike.check_buffers(generation.gang, given.roles, given.others, worker.say)
@@ -140,8 +148,7 @@ class _Fill:
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
             return values
         if agreed.checkpoint is not None:
-            with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
-                alike.check_kept(source, models)
+            with self._opened(agreed.checkpoint, models) as source:
                 given.parts.restore(source, allow=self.allow, but={"ledger"})
                 return source.values
         if resume:
@@ -157,6 +164,25 @@ class _Fill:
         if lived:
             given.begin_anew()
         return {}
+
+    def _opened(self, name: str, models: Mapping[str, Collection[str]]) -> Source:
+        """A checkpoint, of which all that is needed here can be read."""
+        place, parts = self.keeper.place, self.given.parts
+        if not isinstance(place, Url) or (manifest := self.agreed.manifest) is None:
+            source = open_checkpoint(place, name, check=False)
+            alike.check_kept(source, models)
+            return source
+
+        def choose(source: Source) -> Sequence[Piece]:
+            alike.check_kept(source, models)
+            return parts.needs(source, but={"ledger"})
+
+        def check() -> None:
+            self.generation.flag.check("reading a checkpoint")
+            self.worker.beat.still()  # the store has a deadline of its own for each answer
+
+        patience = Patience(wait_s=self.worker.context.tree.checkpoint.wait_s, check=check)
+        return open_together(place, manifest, self.generation.gang, choose, patience)
 
     def _begin_keeping(self, facts: Conditions) -> None:
         """From here on the keeper keeps what this generation makes."""

@@ -37,6 +37,7 @@ class Search:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._context, self._tree = worker, worker.context, worker.context.tree
         self._lacking_since: float | None = None  # when disks that are not here were first missed
+        self._damaged: dict[str, str] = {}  # checkpoints at a URL in which a changed block was found, with its sentence
 
     def agree(self, generation: Generation, keeper: Keeper) -> Agreed:
         """What all go on from. Collective."""
@@ -65,9 +66,16 @@ class Search:
             self._lacking_since = None
         return agreed
 
+    def pass_over(self, checkpoint: str, why: str) -> None:
+        """It was agreed on, and is not good: from now on it is not looked at."""
+        self._damaged[checkpoint] = why
+
     def _look(self, keeper: Keeper, commit: str | None, flag: Interrupt) -> Found | None:
         """The newest good checkpoint."""
-        return self._patiently(lambda: newest_good(keeper.place, commit=commit, uncommitted=self._context.alone), flag)
+        alone, damaged = self._context.alone, self._damaged
+        return self._patiently(
+            lambda: newest_good(keeper.place, commit=commit, uncommitted=alone, damaged=damaged), flag
+        )
 
     def _patiently(self, read: Callable[[], _T], flag: Interrupt) -> _T:
         """A place that does not answer, as file servers do not for a while after a loss of power, is waited for: nothing that

@@ -152,6 +152,8 @@ def test_no_collective_of_torchs_is_missing():
         "get_backend", "get_reconfigure_handle", "new_window", "reconfigure", "register_abort_hook", "register_post_hook",
         "register_pre_hook", "supports_reconfigure", "supports_window", "unregister_abort_hook", "unregister_post_hook",
         "unregister_pre_hook",
+        # Of torch 2.15.
+        "supports_abort_hooks", "supports_completion_hooks",
     ]  # fmt: skip
     public = {name for name in dir(dist.ProcessGroup) if not name.startswith("_")}
     assert public - set(others) <= set(COLLECTIVES)

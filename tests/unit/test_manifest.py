@@ -50,6 +50,8 @@ TABLE = ShardTable(
     data=MANIFEST.files[0],
     rows=(Row(Piece("model.w", "float32", (10, 10), (0, 0), (5, 10)), 704, 64, 1500),),
     values={"schedule": {"b": 1, "a": [1.5, None, float("inf")]}},
+    block=256,
+    sums=("cd", "ef"),
 )
 
 
@@ -88,10 +90,10 @@ def test_any_changed_or_missing_byte_is_noticed(document: Manifest | ShardTable)
 
 
 def test_a_whole_document_of_another_kind_or_format_is_refused_with_a_sentence():
-    with pytest.raises(CheckpointCorrupt, match=r"has format 2 and this version reads 1"):
-        Manifest.decode(seal({"format": 2}), "m")
-    with pytest.raises(CheckpointCorrupt, match="not a manifest"):
+    with pytest.raises(CheckpointCorrupt, match=r"has format 1 and this version reads 2"):
         Manifest.decode(seal({"format": 1}), "m")
+    with pytest.raises(CheckpointCorrupt, match="not a manifest"):
+        Manifest.decode(seal({"format": 2}), "m")
     with pytest.raises(CheckpointCorrupt, match="not a shard's table"):
         ShardTable.decode(MANIFEST.encode(), "t")
     with pytest.raises(CheckpointCorrupt, match="not a commit record"):

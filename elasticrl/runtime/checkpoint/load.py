@@ -4,10 +4,13 @@ The one idea: the tables say where raw bytes lie, so loading is mapping a file a
 pickled index, the blobs around the bytes) isn't looked at.
 """
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from elasticrl.runtime.checkpoint.far import Far, FarFile, Patience
 from elasticrl.runtime.checkpoint.manifest import (
+    MANIFEST,
     Conditions,
     Difference,
     FileEntry,
@@ -15,16 +18,19 @@ from elasticrl.runtime.checkpoint.manifest import (
     ShardTable,
     differences,
 )
-from elasticrl.runtime.checkpoint.place import UNREAD, Place, explained
+from elasticrl.runtime.checkpoint.place import UNREAD, Place, Url, explained
 from elasticrl.runtime.checkpoint.save import machine_facts, table_file
-from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
+from elasticrl.runtime.checkpoint.shelf import looked_at, read_manifest
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
+from elasticrl.runtime.vault.piece import Box
 from elasticrl.runtime.vault.source import Shard, Source, tensor_at
 
 
 def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
-    """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one."""
-    if check and (problems := verify(place, name)):
+    """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one. At a URL it is
+    read as far as it is used, and what is read is checked.
+    """
+    if check and (problems := looked_at(place, name)):
         raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
     manifest = read_manifest(place, name)
     if manifest.own is not None and len(manifest.own) < manifest.world:
@@ -33,14 +39,37 @@ def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
             f"{', '.join(sorted({*manifest.nodes} - {manifest.nodes[shard] for shard in manifest.own})) or 'other nodes'}. Put "
             "all nodes' directories side by side, and make one of them: elasticrl checkpoint assemble RUN TARGET."
         )
-    return Source(open_shards(place, manifest), name=f"checkpoint {name}")
+    with explained(f"Loading {name}", place, UNREAD):
+        if isinstance(place, Url):
+            texts = {shard: read_table(place, manifest, shard) for shard in manifest.shards}
+            return far_source(place, manifest, texts, Patience())
+        return Source(open_shards(place, manifest), name=f"checkpoint {name}")
 
 
 def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
     """The shards of a checkpoint that are here: all, or on a node's own disk that node's."""
     with explained(f"Loading {manifest.name}", place, UNREAD):
-        tables = [_table(place, manifest, shard) for shard in manifest.shards]
+        tables = [table_of(manifest, shard, read_table(place, manifest, shard)) for shard in manifest.shards]
         return [_shard(place.buffer(manifest.name, table.data.name), table) for table in tables]
+
+
+def far_source(place: Url, manifest: Manifest, texts: Mapping[int, bytes], patience: Patience) -> Source:
+    """A checkpoint at a URL, from the texts of all its tables; of its data nothing is read yet."""
+    tables = [table_of(manifest, shard, texts[shard]) for shard in manifest.shards]
+    files = [FarFile(place, manifest.name, table) for table in tables]
+    shards = [_shard(file.memory, file.table) for file in files]
+    return Source(shards, name=f"checkpoint {manifest.name}", far=_Explained(place, manifest, Far(files, patience)))
+
+
+class _Explained:
+    """What is brought, with a sentence where the store fails."""
+
+    def __init__(self, place: Place, manifest: Manifest, far: Far) -> None:
+        self._place, self._name, self._far = place, manifest.name, far
+
+    def bring(self, boxes: Iterable[tuple[int, Box]], /) -> None:
+        with explained(f"Reading {self._name}", self._place, UNREAD):
+            self._far.bring(boxes)
 
 
 def permitted(
@@ -53,13 +82,24 @@ def permitted(
     return changed
 
 
-def _table(place: Place, manifest: Manifest, shard: int) -> ShardTable:
+def read_table(place: Place, manifest: Manifest, shard: int) -> bytes:
+    """The text of a shard's table."""
+    try:
+        return place.read(manifest.name, table_file(shard))
+    except FileNotFoundError:
+        raise CheckpointCorrupt(f"{manifest.name}: {table_file(shard)} is missing.") from None
+
+
+def table_of(manifest: Manifest, shard: int, text: bytes) -> ShardTable:
+    """The table of which this is the text; CheckpointCorrupt unless it is the one that the manifest lists."""
     file = _file(manifest, table_file(shard))
-    table = ShardTable.decode(place.read(manifest.name, file.name), f"{manifest.name}/{file.name}")
+    table = ShardTable.decode(text, f"{manifest.name}/{file.name}")
     if table.shard != shard:
         raise CheckpointCorrupt(
             f"{manifest.name}/{file.name} is the table of shard {table.shard}: files were mixed up."
         )
+    if hashlib.sha256(text).hexdigest() != file.sha256 or table.data != _file(manifest, table.data.name):
+        raise CheckpointCorrupt(f"{manifest.name}/{file.name} is not the table that {MANIFEST} lists: it was changed.")
     return table
 
 

@@ -16,7 +16,8 @@ from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
-FORMAT = 1
+FORMAT = 2
+BLOCKS = 2048  # of a data file, about
 WHOLE = 1 << 30  # bytes of a document: a shard's table has all of its small values
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
@@ -31,6 +32,16 @@ def name_of(version: Version, generation: int) -> str:
     """
     update = f".{version.update}" if version.update else ""
     return f"step-{version.step:08d}{update}-g{generation}"
+
+
+def block_of(nbytes: int) -> int:
+    """How many bytes of a data file have a checksum of their own: what is read of it at a URL is as many at least. Few, so that
+    little is read in vain; and not so few that the checksums are long.
+
+    >>> [block_of(nbytes) >> 10 for nbytes in (0, 60_000_000, 600_000_000, 60_000_000_000)]
+    [16, 32, 512, 1024]
+    """
+    return min(max(1 << (nbytes // BLOCKS).bit_length(), 1 << 14), 1 << 20)
 
 
 def parse_name(name: str) -> tuple[Version, int] | None:
@@ -113,13 +124,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTable:
-    """What one shard's data file holds, and the small values of that shard. Written beside it."""
+    """What one shard's data file holds, and the small values of that shard. Written beside it.
+
+    Example: ShardTable(shard=3, node="n01", data=FileEntry(...), rows=(Row(...),), values={}, block=262144, sums=("ab...",))
+    """
 
     shard: int
     node: str
     data: FileEntry
     rows: tuple[Row, ...]
     values: Mapping[str, Any]
+    block: int  # bytes
+    sums: tuple[str, ...]  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
 
     def encode(self) -> bytes:
         """The document."""
@@ -130,6 +146,8 @@ class ShardTable:
                 "data": asdict(self.data),
                 "rows": [row.to_json() for row in self.rows],
                 "values": self.values,
+                "block": self.block,
+                "sums": self.sums,
             }
         )
 
@@ -138,15 +156,20 @@ class ShardTable:
         """The reverse; CheckpointCorrupt names `where`."""
         body = unseal(text, where)
         try:
-            return cls(
+            table = cls(
                 shard=int(body["shard"]),
                 node=str(body["node"]),
                 data=FileEntry.from_json(body["data"]),
                 rows=tuple(Row.from_json(row) for row in body["rows"]),
                 values=body["values"],
+                block=int(body["block"]),
+                sums=tuple(map(str, body["sums"])),
             )
+            if table.block < 1 or len(table.sums) != -(-table.data.nbytes // table.block):
+                raise ValueError(f"{len(table.sums)} checksums of blocks of {table.block} bytes")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from threading import Thread
+from typing import Any, Final, Protocol, TypeVar
 
 from elasticrl.base.owned import made_closed
 from elasticrl.base.regular import open_regular, read_regular
@@ -25,6 +26,9 @@ from elasticrl.runtime.vault.errors import CheckpointStorage
 STAGING = ".saving-"
 TRASH = ".removing-"
 SMALL = 1 << 14  # bytes
+ANSWER_S = 60.0  # for one answer of a store at a URL, where no configuration says it (checkpoint.answer)
+
+_T = TypeVar("_T")
 
 
 class Output:
@@ -34,11 +38,24 @@ class Output:
         self._put = put
         self._sha = hashlib.sha256()
         self._small = bytearray()  # torch.save writes forty morsels around each tensor
+        self._blocks: Blocks | None = None
         self.nbytes = 0
+
+    def cut(self, block: int) -> None:
+        """From its first byte on also have the checksum of each block of so many bytes."""
+        assert not self.nbytes, "something was written already"
+        self._blocks = Blocks(block)
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Those checksums, of what was written until now."""
+        return self._blocks.sums if self._blocks else ()
 
     def write(self, data: bytes | memoryview) -> int:
         """All of `data`; what is small waits for `flush`."""
         self._sha.update(data)
+        if self._blocks is not None:
+            self._blocks.update(data)
         self.nbytes += len(data)
         if len(data) + len(self._small) < SMALL:
             self._small += data
@@ -56,6 +73,31 @@ class Output:
     def entry(self, name: str, *, shard: int | None = None, node: str = "") -> FileEntry:
         """What the manifest says of it."""
         return FileEntry(name=name, nbytes=self.nbytes, sha256=self._sha.hexdigest(), shard=shard, node=node)
+
+
+class Blocks:
+    """The SHA-256 of each block of what goes by; the last block may be shorter."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._whole: list[str] = []
+        self._sha, self._room = hashlib.sha256(), size
+
+    def update(self, data: bytes | memoryview) -> None:
+        """What comes next."""
+        view = memoryview(data).cast("B")
+        while view:
+            part = view[: self._room]
+            self._sha.update(part)
+            view, self._room = view[len(part) :], self._room - len(part)
+            if not self._room:
+                self._whole.append(self._sha.hexdigest())
+                self._sha, self._room = hashlib.sha256(), self.size
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Of what has gone by until now."""
+        return (*self._whole, *([self._sha.hexdigest()] if self._room < self.size else []))
 
 
 class Place(Protocol):
@@ -233,12 +275,17 @@ class Local:
 
 
 class Url:
-    """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on."""
+    """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on.
 
-    def __init__(self, url: str) -> None:
+    It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. A store that fails in words of
+    its own is away, as far as anybody here can tell.
+    """
+
+    def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
         import fsspec  # type: ignore[import-untyped]
 
         self.url = url
+        self.answer_s = answer_s
         self._fs, path = fsspec.core.url_to_fs(url)
         self._root = str(path).rstrip("/")
 
@@ -248,6 +295,29 @@ class Url:
     def _at(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
 
+    def _asked(self, ask: Callable[[], _T]) -> _T:
+        """What the store answers, in time. A question that hangs stays behind in its thread, which ends with the process."""
+        answers: list[_T] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(ask())
+            except Exception as error:  # noqa: BLE001 - each kind of store raises what it likes; it is raised below
+                failures.append(error)
+
+        thread = Thread(target=run, name="store", daemon=True)
+        thread.start()
+        thread.join(self.answer_s)
+        if answers:
+            return answers[0]
+        if not failures:
+            raise OSError(errno.ETIMEDOUT, f"there was no answer within {self.answer_s:g} s (checkpoint.answer)")
+        error = failures[0]
+        if isinstance(error, FileNotFoundError | NotImplementedError) or (isinstance(error, OSError) and error.errno):
+            raise error
+        raise OSError(errno.ECONNABORTED, f"{type(error).__name__}: {error}") from error
+
     def names(self) -> list[str]:
         """The checkpoints that have a manifest."""
         return sorted(name for name in self._folders() if self._there(name, MANIFEST))
@@ -255,18 +325,33 @@ class Url:
     def _folders(self) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
+            listed = self._asked(lambda: self._fs.ls(self._root, detail=False))
         except FileNotFoundError:
             return []
+        found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in listed]
         return [name for name in found if parse_name(name)]
 
     def _there(self, *parts: str) -> bool:
         """Fsspec's `exists` takes whatever goes wrong for an answer."""
         try:
-            self._fs.info(self._at(*parts))
+            self._asked(lambda: self._fs.info(self._at(*parts)))
         except FileNotFoundError:
             return False
         return True
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of a checkpoint, of which nothing is read."""
+        self._fs.invalidate_cache()
+        listed = self._asked(lambda: self._fs.ls(self._at(name), detail=True))
+        return {str(row["name"]).rsplit("/", 1)[-1]: int(row["size"] or 0) for row in listed}
+
+    def part(self, name: str, file: str, start: int, stop: int) -> bytes:
+        """These bytes of a file; all that it has from a store that gives no parts, which the length tells."""
+        path = self._at(name, file)
+        try:
+            return self._asked(lambda: bytes(self._fs.cat_file(path, start=start, end=stop)))
+        except NotImplementedError:
+            return self.read(name, file)
 
     def begin(self, name: str) -> None:
         """Directories are a fiction there, but some file systems want them."""
@@ -284,7 +369,7 @@ class Url:
     def staged(self, name: str, file: str) -> bytes | None:
         """What another writer has put there."""
         with suppress(FileNotFoundError):
-            return bytes(self._fs.cat_file(self._at(name, file)))
+            return self.read(name, file)
         return None
 
     def unstage(self, name: str, file: str) -> None:
@@ -305,13 +390,13 @@ class Url:
 
     def read(self, name: str, file: str) -> bytes:
         """A whole small file."""
-        return bytes(self._fs.cat_file(self._at(name, file)))
+        return self._asked(lambda: bytes(self._fs.cat_file(self._at(name, file))))
 
     def digest(self, name: str, file: str) -> tuple[int, str]:
         """Read once through."""
         sha, size = hashlib.sha256(), 0
-        with self._fs.open(self._at(name, file), "rb") as raw:
-            while data := raw.read(1 << 20):
+        with self._asked(lambda: self._fs.open(self._at(name, file), "rb")) as raw:
+            while data := self._asked(lambda: raw.read(1 << 20)):
                 sha.update(data)
                 size += len(data)
         return size, sha.hexdigest()
@@ -340,9 +425,9 @@ class Url:
         return None
 
 
-def place(where: str | Path) -> Place:
-    """A directory, or a URL."""
-    return Url(str(where)) if "://" in str(where) else Local(Path(where))
+def place(where: str | Path, *, answer_s: float = ANSWER_S) -> Place:
+    """A directory, or a URL, whose store has so long for an answer."""
+    return Url(str(where), answer_s=answer_s) if "://" in str(where) else Local(Path(where))
 
 
 #: What a file server says that is away, as after a loss of power; a disk that has lost what was on it says other things.

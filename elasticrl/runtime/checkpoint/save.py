@@ -17,11 +17,20 @@ import torch
 
 from elasticrl.runtime import provenance
 from elasticrl.runtime.checkpoint import dcp, tree
-from elasticrl.runtime.checkpoint.manifest import MANIFEST, Conditions, FileEntry, Manifest, Row, ShardTable, name_of
+from elasticrl.runtime.checkpoint.manifest import (
+    MANIFEST,
+    Conditions,
+    FileEntry,
+    Manifest,
+    Row,
+    ShardTable,
+    block_of,
+    name_of,
+)
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
-from elasticrl.runtime.vault.errors import CheckpointError, StateError
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, StateError
 from elasticrl.runtime.vault.layout import Stamp
 from elasticrl.runtime.vault.slots import Pinned
 from elasticrl.runtime.vault.source import merge, shard_of
@@ -30,6 +39,7 @@ from elasticrl.runtime.vault.version import Lineage, Version
 OBJECTS = "objects.distcp"
 METADATA = ".metadata"
 POLL_S = 0.02
+TORN_S = 5.0  # for a small file that is being written
 PACKAGES = ("elasticrl", "torch", "numpy", "transformers", "safetensors", "vllm", "deepspeed", "nvidia-nccl-cu12",
             "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")  # fmt: skip
 
@@ -69,8 +79,10 @@ def installed() -> Mapping[str, str]:
     return found
 
 
-def write_shard(place: Place, pinned: Pinned) -> None:
-    """Stage the shard that is in a pinned vault file; the file is checked as it is read."""
+def write_shard(place: Place, pinned: Pinned, *, block: int = 0) -> None:
+    """Stage the shard that is in a pinned vault file; the file is checked as it is read. Each `block` bytes get a checksum; 0:
+    as many as suit its size.
+    """
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
     with explained(f"Saving shard {stamp.shard} of step {stamp.version}", place):
@@ -79,8 +91,10 @@ def write_shard(place: Place, pinned: Pinned) -> None:
         place.begin(name)
         for file in (table_file(stamp.shard), refused_file(stamp.shard)):
             place.unstage(name, file)  # of an earlier try, that the finisher must not take for this one's
+        block = block or block_of(sum(piece.nbytes for piece in shard.pieces))
         blobs: list[dcp.Blob] = []
         with place.output(name, data_file(stamp.shard)) as out:
+            out.cut(block)
             for tensor in shard.tensors:
                 faults.reach("checkpoint.tensor", name)
                 blobs.append(dcp.write_tensor(out, tensor))
@@ -93,6 +107,8 @@ def write_shard(place: Place, pinned: Pinned) -> None:
                 Row(piece, blob.raw_at, blob.at, blob.nbytes) for piece, blob in zip(shard.pieces, blobs, strict=True)
             ),
             values=shard.values,
+            block=block,
+            sums=out.sums,
         )
         with place.output(name, table_file(stamp.shard)) as out:
             out.write(table.encode())
@@ -188,6 +204,7 @@ def _collect(
     limit = time.monotonic() + timeout_s
     tables: dict[int, ShardTable] = {}
     files: list[FileEntry] = []
+    torn: dict[int, float] = {}  # since when; some stores show what is still being written
     while len(tables) < len(wanted):
         for shard in wanted:
             if shard in tables:
@@ -196,7 +213,12 @@ def _collect(
             text = place.staged(name, file)
             if text is None:
                 continue
-            table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
+            try:
+                table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
+            except CheckpointCorrupt:
+                if time.monotonic() > torn.setdefault(shard, time.monotonic()) + TORN_S:
+                    raise
+                continue
             files += [table.data, _entry_of(file, text, table)]
         why = f"not within {timeout_s:g} s" if time.monotonic() > limit else _refused(place, name, wanted) or hopeless()
         if len(tables) < len(wanted) and why:

@@ -18,6 +18,7 @@ from typing import Any
 from elasticrl.base.parsed import parsed
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.checkpoint.manifest import Conditions
+from elasticrl.runtime.checkpoint.place import ANSWER_S
 from elasticrl.runtime.checkpoint.writer import MESSAGE
 from elasticrl.runtime.vault.client import Ticket
 from elasticrl.runtime.vault.errors import CheckpointError
@@ -74,11 +75,13 @@ class Saver:
         facts: Conditions,
         timeout_s: float = 600.0,
         orphan_s: float = 30.0,
+        answer_s: float = ANSWER_S,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
         self.facts = facts
         self.timeout_s = timeout_s
+        self._answer_s = answer_s  # for the store at a URL, with each request: the writer has no configuration
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._pending: dict[tuple[Version, int], float] = {}
         self._untold: list[Outcome] = []
@@ -229,7 +232,7 @@ class Saver:
             self._sock.close()
             self._sock, self._process = _start(self._env, self._orphan_s)
         try:
-            socket.send_fds(self._sock, [json.dumps(message).encode()], fds or [])
+            socket.send_fds(self._sock, [json.dumps({**message, "answer_s": self._answer_s}).encode()], fds or [])
         except (BlockingIOError, BrokenPipeError, ConnectionResetError) as error:
             raise CheckpointError(f"The checkpoint writer does not take requests: {error.strerror}.") from error
 

@@ -5,15 +5,19 @@ a sentence for each one that it had to leave out.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
 
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, Manifest, parse_name
-from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Place, explained
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, FileEntry, Manifest, parse_name
+from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Place, Url, explained
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError
 from elasticrl.runtime.vault.version import Version
 
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 LEFT_S = (
     3600.0  # a save of another generation into which nothing was written for so long: over any usual checkpoint.timeout
 )
@@ -102,39 +106,68 @@ def verify(place: Place, name: str) -> tuple[Problem, ...]:
     away.
     """
     with explained(f"Verifying {name}", place, UNREAD):
-        return _verified(place, name)
+        return _verified(place, name, partial(_hashed, place, name))
 
 
-def _verified(place: Place, name: str) -> tuple[Problem, ...]:
+def looked_at(place: Place, name: str) -> tuple[Problem, ...]:
+    """The same, without reading what is far: at a URL it is enough that a file is there, and as long as it was. Who reads of it
+    checks what it reads, block by block.
+    """
+    if not isinstance(place, Url):
+        return verify(place, name)
+    with explained(f"Looking at {name}", place, UNREAD):
+        try:
+            sizes = place.sizes(name)
+        except FileNotFoundError:
+            sizes = {}
+        return _verified(place, name, partial(_as_long, sizes))
+
+
+def _verified(place: Place, name: str, amiss: Callable[[FileEntry], str]) -> tuple[Problem, ...]:
     try:
         manifest = read_manifest(place, name)
     except CheckpointCorrupt as error:
         return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
-    problems: list[Problem] = []
-    for file in manifest.files:
-        why = ""
-        try:
-            size, found = place.digest(name, file.name)
-        except FileNotFoundError:
-            why = "is missing"
-        except OSError as error:
-            if error.errno in AWAY:
-                raise
-            why = f"cannot be read ({error.strerror or error})"
-        else:
-            if size != file.nbytes:
-                why = f"has {size} bytes instead of {file.nbytes}"
-            elif found != file.sha256:
-                why = f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
-        if why:
-            problems.append(Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why))
+    problems = [
+        Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why)
+        for file in manifest.files
+        if (why := amiss(file))
+    ]
     if why := _commit_problem(place, name):
         problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
     return tuple(problems)
 
 
-def newest_good(place: Place, *, commit: str | None = None, uncommitted: bool = False) -> Found | None:
-    """The newest checkpoint whose every byte is what was written. None if there is none.
+def _as_long(sizes: Mapping[str, int], file: FileEntry) -> str:
+    """What is wrong with a file of which only the size is known; "" if nothing is."""
+    if file.name not in sizes:
+        return "is missing"
+    size = sizes[file.name]
+    return "" if size == file.nbytes else f"has {size} bytes instead of {file.nbytes}"
+
+
+def _hashed(place: Place, name: str, file: FileEntry) -> str:
+    """The same by its bytes."""
+    try:
+        size, found = place.digest(name, file.name)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        if error.errno in AWAY:
+            raise
+        return f"cannot be read ({error.strerror or error})"
+    if why := _as_long({file.name: size}, file):
+        return why
+    if found != file.sha256:
+        return f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
+    return ""
+
+
+def newest_good(
+    place: Place, *, commit: str | None = None, uncommitted: bool = False, damaged: Mapping[str, str] = NONE
+) -> Found | None:
+    """The newest checkpoint whose every byte is what was written. None if there is none. At a URL no data is read: there the
+    one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block.
 
     CheckpointStorage if the place is away: then nothing is known of any.
 
@@ -146,9 +179,9 @@ def newest_good(place: Place, *, commit: str | None = None, uncommitted: bool = 
     for entry in listing(place):
         if not (entry.committed or entry.name == commit or uncommitted):
             continue
-        sentence = entry.problem
+        sentence = entry.problem or damaged.get(entry.name, "")
         if not sentence:
-            problems = verify(place, entry.name)
+            problems = looked_at(place, entry.name)
             if not problems:
                 assert entry.manifest is not None
                 return Found(manifest=entry.manifest, passed_over=tuple(passed_over))
@@ -271,8 +304,9 @@ def prunable(
     job's, brought here to begin with: what somebody may still be writing then stays. `idle_s`: and whatever nobody has written
     into for so long.
 
-    The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
-    if nothing is good: every byte may then be needed for a rescue.
+    The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. At a URL sizes have
+    to do, as it would travel whole after each commit. CheckpointCorrupt if nothing is good: every byte may then be needed for a
+    rescue.
     """
     with explained("Looking through checkpoints", place):
         entries = listing(place)

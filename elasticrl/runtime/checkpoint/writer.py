@@ -16,7 +16,7 @@ import torch
 
 from elasticrl.base.parsed import parsed
 from elasticrl.runtime.checkpoint.manifest import Conditions
-from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.place import Place, place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
 from elasticrl.runtime.checkpoint.shelf import clear, mark_all, overtaken, prune
 from elasticrl.runtime.vault import faults
@@ -121,7 +121,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
         return {**answer, "ok": False, "why": f"the snapshot is {pinned.reason}"}
     with pinned:
         stamp = pinned.sealed.stamp
-        where, written, own = place(request["where"]), False, request["own"]
+        where, written, own = _place(request), False, request["own"]
         try:
             _flush(flush)
             if request["finish"]:
@@ -147,6 +147,10 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                 with suppress(StateError, OSError):
                     clear(where, overtaken(where, stamp.version, stamp.generation, earlier=True))
     return answer
+
+
+def _place(request: Mapping[str, Any]) -> Place:
+    return place(request["where"], answer_s=request["answer_s"])
 
 
 def _full(error: BaseException) -> bool:
@@ -186,11 +190,11 @@ def serve(fd: int, orphan_s: float) -> None:
                 pass  # `Hope` saw it while its save waited
             elif request["op"] == "committed":
                 with suppress(StateError, OSError):  # a disk that is ill is complained of at the next save
-                    mark_all(place(request["where"]), request["manifest"])
+                    mark_all(_place(request), request["manifest"])
             else:
                 with suppress(StateError, OSError):  # what stays is removed after the next commit
                     prune(
-                        place(request["where"]),
+                        _place(request),
                         keep_last=request["keep_last"],
                         keep_every=request["keep_every"],
                         keep_best=request["keep_best"],

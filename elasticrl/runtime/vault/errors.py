@@ -6,6 +6,7 @@ StateError
 │   └── CopiesLate          not all buddies have a version yet
 ├── CheckpointError       disk checkpoints
 │   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
+│   │   └── BlockCorrupt        found by who reads a part of it, and told to all
 │   ├── CheckpointRefused   the checkpoint is good, but this run is not the one that wrote it
 │   └── CheckpointStorage   the disk is full, read-only or gone: training goes on, the commit ages
 └── DataError             cursor, loader and ledger
@@ -38,6 +39,10 @@ class CheckpointError(StateError):
 
 class CheckpointCorrupt(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class BlockCorrupt(CheckpointCorrupt):
+    """Some rank has read what was not written, at a URL. All ranks know it, and nothing was changed yet."""
 
 
 class CheckpointRefused(CheckpointError):

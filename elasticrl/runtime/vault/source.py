@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -16,7 +16,7 @@ from elasticrl.base.parsed import parsed
 from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import StateError, VaultError
 from elasticrl.runtime.vault.layout import Table
-from elasticrl.runtime.vault.piece import Piece, Reads, reads, within
+from elasticrl.runtime.vault.piece import Box, Piece, Reads, reads, within
 from elasticrl.runtime.vault.slots import Pinned
 
 
@@ -72,11 +72,21 @@ def shard_of(pinned: Pinned, *, under: bool = False) -> Shard:
     )
 
 
+class Bringer(Protocol):
+    """What has to bring the data of shards before it can be read, as `Far` does from a store at a URL."""
+
+    def bring(self, boxes: Iterable[tuple[int, Box]], /) -> None:
+        """These boxes of the pieces with these numbers are in their tensors' memory from now on."""
+
+
 class Source:
     """Several shards of one version as one state."""
 
-    def __init__(self, shards: Sequence[Shard], *, name: str, pins: ExitStack | None = None) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], *, name: str, pins: ExitStack | None = None, far: Bringer | None = None
+    ) -> None:
         self.name = name
+        self._far = far
         self._pins = pins or ExitStack()
         self.shards = tuple(shards)
         self.pieces = tuple(piece for shard in shards for piece in shard.pieces)
@@ -101,6 +111,11 @@ class Source:
         """What would be read for these targets."""
         return reads([self.called_here(piece) for piece in targets], self.pieces)
 
+    def bring(self, targets: Sequence[Piece]) -> None:
+        """Have the data for these targets here, all at once: `fill` would ask for them target by target."""
+        if self._far is not None:
+            self._far.bring((read.source, read.box) for read in self.plan(targets).reads)
+
     def called_here(self, piece: Piece) -> Piece:
         """The same piece under the name that it was kept under."""
         name = self._wrapped.get(piece.name)
@@ -120,6 +135,8 @@ class Source:
                 f"{len(plan.missing)} of {len(wanted)} pieces are affected. The model differs from the one that was saved, "
                 "or a shard is missing."
             )
+        if self._far is not None:
+            self._far.bring((read.source, read.box) for read in plan.reads)
         nbytes = 0
         with torch.no_grad():
             for read in plan.reads:

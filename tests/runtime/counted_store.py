@@ -1,0 +1,105 @@
+"""A store that is reached by a URL, counts what is read of it, and fails as it is told to: `counted://`."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+Span = tuple[int, int]
+
+
+class Trouble(Exception):
+    """What a store's own library raises: nothing of Python's."""
+
+
+class Counted(MemoryFileSystem):
+    """fsspec's memory, with an eye on it."""
+
+    protocol = ("counted",)
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    spans: ClassVar[dict[str, list[Span]]] = defaultdict(list)  # what was read, by file
+    parts: ClassVar[str] = "known"  # to be asked for parts: known, ignored or refused
+    failing: ClassVar[int] = 0  # answers that are still to fail
+    hangs: ClassVar[threading.Event] = threading.Event()  # set: it answers
+    hangs.set()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("counted://", "memory://", 1))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        cls = type(self)
+        cls.hangs.wait(10)
+        with cls._lock:
+            if cls.failing:
+                cls.failing -= 1
+                raise Trouble("503 slow down")
+        if start is not None and cls.parts == "refused":
+            raise NotImplementedError
+        if cls.parts != "known":
+            start = end = None
+        data = super().cat_file(path, start, end, **kwargs)
+        with cls._lock:
+            cls.spans[path.rsplit("/", 1)[-1]].append((start or 0, (start or 0) + len(data)))
+        return data
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if mode == "rb":  # all of it, as far as anybody here can tell
+            self.spans[path.rsplit("/", 1)[-1]].append((0, self.size(path)))
+        return super()._open(path, mode, **kwargs)
+
+    @classmethod
+    def fresh(cls) -> None:
+        """Empty, well, and nothing read."""
+        cls.store.clear()
+        cls.pseudo_dirs[:] = [""]
+        cls.well()
+
+    @classmethod
+    def well(cls) -> None:
+        """Nothing read, and nothing fails."""
+        cls.spans.clear()
+        cls.parts, cls.failing = "known", 0
+        cls.hangs.set()
+
+    @classmethod
+    def data(cls) -> int:
+        """Bytes of state that were read."""
+        return sum(stop - start for file, some in cls.spans.items() if _is_data(file) for start, stop in some)
+
+    @classmethod
+    def tables(cls) -> int:
+        """How often a table was read."""
+        return sum(len(some) for file, some in cls.spans.items() if file.startswith("data-") and file.endswith(".json"))
+
+    @classmethod
+    def flip(cls, name: str, file: str, at: int) -> None:
+        """A bit of one byte."""
+        (path,) = (path for path in cls.store if PurePosixPath(path).parts[-2:] == (name, file))
+        view = cls.store[path].getbuffer()
+        view[at] ^= 0x10
+
+
+def _is_data(file: str) -> bool:
+    return file.startswith("data-") and file.endswith(".distcp")
+
+
+@contextmanager
+def hanging() -> Iterator[float]:
+    """It does not answer until the block is left; when it began is given."""
+    Counted.hangs.clear()
+    try:
+        yield time.monotonic()
+    finally:
+        Counted.hangs.set()
+
+
+fsspec.register_implementation("counted", Counted, clobber=True)

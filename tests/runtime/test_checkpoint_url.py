@@ -1,0 +1,355 @@
+"""Checkpoints at a URL: what is read of them, by a store that counts; and what becomes of a store that fails."""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from threading import Timer
+
+import pytest
+import torch
+import typer
+import url_job
+from counted_store import Counted, hanging
+from forked_workers import Workers
+from gang_kit import Nodes, digests
+from state_jobs import FACTS, Job, pinned, same, snapshots
+from typer.testing import CliRunner
+
+from elasticrl.cli import state
+from elasticrl.runtime.checkpoint.export import export
+from elasticrl.runtime.checkpoint.far import Patience
+from elasticrl.runtime.checkpoint.flat import FlatShard
+from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Manifest
+from elasticrl.runtime.checkpoint.parts import Parts
+from elasticrl.runtime.checkpoint.place import Url
+from elasticrl.runtime.checkpoint.save import finish, write_shard
+from elasticrl.runtime.checkpoint.shelf import looked_at, mark_committed, newest_good, prune, read_manifest, verify
+from elasticrl.runtime.layout import Layout, buckets, striped, up
+from elasticrl.runtime.layout import Piece as Range
+from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.shard import Shard
+from elasticrl.runtime.vault.client import Vault
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointStorage
+from elasticrl.runtime.vault.source import Source
+from elasticrl.runtime.vault.version import Version
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+BLOCK = 1 << 12  # small beside a shard
+ROWS = 3  # AdamW's: parameters and two moments
+SHAPES = [(f"layer{i}.{name}", shape) for i in range(4) for name, shape in (("w", (960, 64)), ("b", (960,)))]
+TOTAL = ROWS * 4 * sum(prod(shape) for _, shape in SHAPES)
+
+
+@pytest.fixture
+def where() -> Iterator[Url]:
+    """An empty store."""
+    Counted.fresh()
+    yield Url("counted://bucket/run", answer_s=0.5)
+    Counted.fresh()
+
+
+def zero(world: int) -> Layout:
+    """As ZeRO cuts: all parameters in a row, and that in equal parts."""
+    return striped(buckets(SHAPES, 20_000), world)
+
+
+def fsdp(world: int) -> Layout:
+    """As FSDP2 cuts: each parameter by its rows."""
+    ranks: list[list[Range]] = [[] for _ in range(world)]
+    at = 0
+    for name, shape in SHAPES:
+        height, row = -(-shape[0] // world), prod(shape[1:])
+        for rank, mine in enumerate(ranks):
+            start, stop = min(rank * height, shape[0]) * row, min((rank + 1) * height, shape[0]) * row
+            mine.append(Range(name=name, shape=shape, start=start, stop=stop, at=at))
+        at += up(height * row)
+    return Layout(size=at, pieces=tuple(map(tuple, ranks)))
+
+
+Cut = Callable[[int], Layout]
+BOTH = pytest.mark.parametrize("cut", [zero, fsdp])
+
+
+def shards(cut: Cut, world: int) -> list[Shard]:
+    layout = cut(world)
+    device = torch.device("cpu")
+    return [Shard(layout, rank, lambda _: AdamW(), dtype=torch.float32, device=device) for rank in range(world)]
+
+
+def numbers(piece: Range, row: int) -> torch.Tensor:
+    return torch.arange(piece.start, piece.stop) + 100_000.0 * row + 7_000_000.0 * sum(map(ord, piece.name))
+
+
+def save(where: Url, folder: Path, cut: Cut, world: int, *, step: int = 1) -> Manifest:
+    """A checkpoint of `world` ranks."""
+    for rank, shard in enumerate(shards(cut, world)):
+        shard.version = 41
+        for row in range(ROWS):
+            for piece in shard.pieces:
+                shard.state[row, piece.there] = numbers(piece, row)
+        vault = Vault(folder / f"{step}-n{rank}", job="j", node=f"n{rank:02d}")
+        content = Parts(model=FlatShard(shard, optimizer="model_optimizer")).capture(rank, world)
+        ticket = vault.snapshot(content, version=Version(step), generation=1, shard=rank, world=world)
+        ticket.wait_sealed(10)
+        assert ticket.path is not None
+        with pinned(ticket.path) as found:
+            write_shard(where, found, block=BLOCK)
+        vault.close()
+    manifest = finish(where, version=Version(step), generation=1, world=world, facts=FACTS, timeout_s=1.0)
+    mark_committed(where, manifest.name)
+    return manifest
+
+
+def load(source: Source, shard: Shard) -> None:
+    """What a rank does with a checkpoint."""
+    parts = Parts(model=FlatShard(shard, optimizer="model_optimizer"))
+    source.bring(parts.needs(source))
+    came = Counted.data()
+    parts.restore(source)
+    assert Counted.data() == came, "something was read that nobody had said he needs"
+    assert shard.version == 41
+    for row in range(ROWS):
+        for piece in shard.pieces:
+            assert torch.equal(shard.state[row, piece.there], numbers(piece, row))
+
+
+@BOTH
+def test_a_rank_of_four_reads_a_quarter(where: Url, tmp_path: Path, cut: Cut):
+    name = save(where, tmp_path, cut, 4).name
+    for shard in shards(cut, 4):
+        Counted.well()
+        load(open_checkpoint(where, name), shard)
+        assert Counted.data() < 1.1 * TOTAL / 4, "its own file, with what torch.save writes around each tensor"
+
+
+@BOTH
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (2, 3), (4, 1), (1, 4)])
+def test_other_ranks_than_wrote_it_read_each_row_once_but_for_the_edges_of_blocks(
+    where: Url, tmp_path: Path, cut: Cut, old: int, new: int
+):
+    manifest = save(where, tmp_path, cut, old)
+    Counted.well()
+    for shard in shards(cut, new):
+        load(open_checkpoint(where, manifest.name), shard)
+    runs = 0
+    for file, some in Counted.spans.items():
+        if not file.endswith(".distcp"):
+            continue
+        times = Counter(block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK)))
+        assert max(times.values()) <= new
+        runs += sum(count - 1 for count in times.values())
+    cuts = (
+        ROWS * len(SHAPES) * (old + new)
+    )  # where a parameter, or a moment of it, goes on in another file or at another rank
+    assert runs <= cuts
+    assert Counted.data() <= TOTAL + 2 * BLOCK * cuts + 5_000 * ROWS * len(SHAPES) * old
+    if (old, new) == (1, 4):
+        assert Counted.data() < 1.5 * TOTAL, "the whole would be four times that"
+
+
+def test_a_whole_state_comes_back_bit_for_bit(where: Url, tmp_path: Path):
+    job = Job(seed=1).train(3)
+    before = job.state()
+    for path in snapshots(tmp_path, job, 3):
+        with pinned(path) as found:
+            write_shard(where, found, block=BLOCK)
+    name = finish(where, version=Version(5), generation=2, world=3, facts=FACTS, timeout_s=1.0).name
+    for rank in range(2):
+        other = Job(seed=100 + rank, rank=rank, world=2).train(rank)
+        other.parts.restore(open_checkpoint(where, name))
+        assert same(other.state(), before)
+
+
+def test_a_prune_reads_no_state(where: Url, tmp_path: Path):
+    names = [save(where, tmp_path, zero, 2, step=step).name for step in (1, 2, 3, 4)]
+    Counted.well()
+    assert prune(where, keep_last=2, generation=1, commit=names[-1]) == tuple(names[1::-1])
+    assert where.names() == names[2:]
+    assert Counted.data() == Counted.tables() == 0
+
+
+def test_an_export_reads_the_model_and_not_its_moments(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, fsdp, 2).name
+    Counted.well()
+    export(where, name, tmp_path / "out")
+    assert Counted.data() < 1.3 * TOTAL / ROWS
+
+
+def test_an_export_steps_back_from_a_changed_block(where: Url, tmp_path: Path):
+    good, flipped = (save(where, tmp_path, fsdp, 2, step=step).name for step in (1, 2))
+    Counted.flip(flipped, "data-0000.distcp", 3 * BLOCK)
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    state.register(app)
+    done = CliRunner().invoke(app, ["checkpoint", "export", where.url, str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["name"] == good
+    assert "data-0000.distcp (shard 0, written by n00) was changed: block 3 " in told["passed_over"][0]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_block_is_found_and_named_by_who_needs_it(where: Url, tmp_path: Path, harm: str):
+    name = save(where, tmp_path, zero, 2).name
+    source = open_checkpoint(where, name)
+    file = "data-0001.distcp"
+    if harm == "flip":
+        Counted.flip(name, file, 3 * BLOCK + 5)
+        said = (
+            r"data-0001.distcp \(shard 1, written by n01\) was changed: block 3 \(bytes 12288 to 16384\) has the sha256"
+        )
+        assert looked_at(where, name) == (), "its size is right"
+        assert len(verify(where, name)) == 1
+    elif harm == "cut":
+        with where._fs.open(where._at(name, file), "wb") as there:
+            there.write(b"short")
+        said = r"data-0001.distcp \(shard 1, written by n01\) was cut off"
+    else:
+        where._fs.rm_file(where._at(name, file))
+        said = r"data-0001.distcp \(shard 1, written by n01\) is missing"
+    one, other = shards(zero, 2)
+    load(source, one)
+    with pytest.raises(CheckpointCorrupt, match=said):
+        load(source, other)
+    assert not other.state.any(), "nothing was changed"
+    if harm != "flip":
+        with pytest.raises(CheckpointCorrupt, match=r"No checkpoint at .* is good"):
+            newest_good(where)
+
+
+def test_a_save_waits_for_a_table_that_is_just_being_written(where: Url, tmp_path: Path):
+    # Found live, at file://, where a file is seen before it is whole: the last save of a job failed.
+    name = save(where, tmp_path, zero, 2).name
+    whole = where.read(name, "data-0001.json")
+    for file in (MANIFEST, COMMITTED):
+        where._fs.rm_file(where._at(name, file))
+    where.put(name, "data-0001.json", whole[:100])
+    later = Timer(0.3, lambda: where.put(name, "data-0001.json", whole))
+    later.start()
+    finish(where, version=Version(1), generation=1, world=2, facts=FACTS, timeout_s=30.0)
+    later.join()
+    assert verify(where, name) == ()
+
+
+def test_a_table_that_is_not_the_manifests_is_refused(where: Url, tmp_path: Path):
+    manifest = save(where, tmp_path, zero, 2)
+    other = save(where, tmp_path, fsdp, 2, step=2)
+    texts = {0: read_table(where, manifest, 0), 1: read_table(where, other, 1)}
+    with pytest.raises(CheckpointCorrupt, match=r"data-0001.json is not the table that manifest.json lists"):
+        far_source(where, manifest, texts, Patience())
+
+
+@pytest.mark.parametrize("parts", ["ignored", "refused"])
+def test_of_a_store_that_gives_no_parts_each_file_is_read_once(where: Url, tmp_path: Path, parts: str):
+    manifest = save(where, tmp_path, fsdp, 3)
+    Counted.well()
+    Counted.parts = parts
+    source = open_checkpoint(where, manifest.name)
+    for shard in shards(fsdp, 2):
+        load(source, shard)
+    assert Counted.data() == sum(
+        file.nbytes for file in manifest.files if file.name.endswith("distcp") and file.shard is not None
+    )
+
+
+def gang_source(where: Url, name: str, patience: Patience) -> Source:
+    manifest = read_manifest(where, name)
+    texts = {shard: read_table(where, manifest, shard) for shard in manifest.shards}
+    return far_source(where, manifest, texts, patience)
+
+
+def test_a_store_that_fails_is_asked_again_and_not_for_ever(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, zero, 2).name
+    one, other = shards(zero, 2)
+    source = gang_source(where, name, Patience(wait_s=20.0))
+    Counted.failing = 1
+    load(source, one)
+    source = gang_source(where, name, Patience(wait_s=0.6))
+    Counted.failing = 1_000
+    with pytest.raises(CheckpointStorage, match=r"Reading step-.* failed: Trouble: 503 slow down"):
+        load(source, other)
+    with pytest.raises(CheckpointStorage, match="503 slow down"):
+        newest_good(where)
+    Counted.failing = 0
+    load(source, other)
+
+
+def test_a_store_that_hangs_is_waited_for_until_its_deadline(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, zero, 2).name
+    source = gang_source(where, name, Patience())
+    with hanging() as begun:
+        for read in (lambda: load(source, shards(zero, 2)[0]), lambda: newest_good(where)):
+            with pytest.raises(CheckpointStorage, match=r"no answer within 0\.5 s \(checkpoint\.answer\)"):
+                read()
+        assert time.monotonic() - begun < 8.0
+
+
+def test_a_new_plan_ends_the_reading(where: Url, tmp_path: Path):
+    class Elsewhere(Exception):
+        pass
+
+    def check() -> None:
+        raise Elsewhere
+
+    source = gang_source(where, save(where, tmp_path, zero, 2).name, Patience(wait_s=60.0, check=check))
+    with hanging(), pytest.raises(Elsewhere):
+        load(source, shards(zero, 2)[0])
+
+
+def test_a_gang_reads_each_table_once_and_all_hear_what_one_has_found(tmp_path: Path):
+    where = Url(f"file://{tmp_path}/there")
+    good, flipped, away = (save(where, tmp_path, fsdp, 3, step=step).name for step in (1, 2, 3))
+    file = tmp_path / "there" / flipped / "data-0001.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    (tmp_path / "there" / away / "data-0002.json").unlink()
+    gang = Workers(3)
+    try:
+        options = {"url": where.url, "generation": 1}
+        for rank, (asked, said) in enumerate(gang.run(url_job.reads, 3, name=good, **options)):
+            assert said == ""
+            assert set(asked) == {f"data-{rank:04d}.json", f"data-{rank:04d}.distcp"}
+            assert asked.count(f"data-{rank:04d}.json") == 1
+        found = {said for _, said in gang.run(url_job.reads, 3, name=flipped, **{**options, "generation": 2})}
+        (sentence,) = found
+        assert re.match(
+            r"BlockCorrupt: step-00000002-g1: data-0001\.distcp \(shard 1, written by n01\) was changed: bl", sentence
+        )
+        found = {said for _, said in gang.run(url_job.reads, 3, name=away, **{**options, "generation": 3})}
+        assert found == {"BlockCorrupt: step-00000003-g1: data-0002.json is missing."}
+    finally:
+        gang.close()
+
+
+def test_a_gang_steps_back_from_a_checkpoint_of_which_one_rank_finds_a_block_changed(tmp_path: Path):
+    def run(folder: Path, *, hurt: bool) -> tuple[dict[int, str], str]:
+        conf = {"checkpoint": {"dir": f"file://{folder}/there", "every": 20, "keep_last": 9}}
+        with Nodes(folder, steps=60, step_ms=30.0, strategy="fsdp", conf=conf) as nodes:
+            nodes.plan("n0", "n1")
+            if hurt:
+                nodes.until(lambda: nodes.commit() >= 40, "two commits", 90.0)
+                file = folder / "there/job/step-00000040-g1/data-0001.distcp"
+                data = bytearray(file.read_bytes())
+                data[len(data) // 2] ^= 1
+                file.write_bytes(data)
+                for node in ("n0", "n1"):
+                    nodes.lose(node)
+                nodes.plan("n0", "n1")
+            nodes.until_done()
+            return digests(folder / "state/job"), nodes.workers["n0"].text
+
+    undisturbed, _ = run(tmp_path / "plain", hurt=False)
+    found, text = run(tmp_path / "hurt", hurt=True)
+    assert re.search(r"step 40\.0 of generation 1 is not good: .*data-0001\.distcp .*was changed: block \d+ ", text), (
+        text
+    )
+    assert "generation 2: rank 0 of 2, lanes" in text
+    assert "from step 20.0 " in text
+    assert found == undisturbed
