@@ -393,6 +393,10 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         hung = ends.fault is Class.HOST_HANG and hangs >= limit  # a program may hang at one step again and again, too
         struck = plan.strike.cause.why if plan.strike else None
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
+        says_stop = (
+            ends.why is Why.POLICY and ends.fault is not None and settings.policy.get(ends.fault.value) == "stop"
+        )
+        willed = willed or (says_stop and any(isinstance(f, Struck) and f.at <= fact.at for f in case.rest))
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         own = any(isinstance(told, Died) and told.own for told in before)

@@ -55,13 +55,13 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
 
 
 def caused(case: Case) -> Iterator[Complaint]:
-    """Some plan or quarantine has the cause that the scenario names."""
+    """Some plan or quarantine has each of the causes that the scenario names."""
     plans = [fact.plan for fact in case.plans]
     causes = [(cause, plan.verdict.because if plan.verdict else ()) for plan in plans for cause in plan.causes]
     causes += [(fact.cause, ()) for fact in case.history if isinstance(fact, Confined)]
-    words = case.scenario.expect.caused
-    if words and not any(fits(cause, words, because) for cause, because in causes):
-        yield case.history[-1].at, f"no plan was caused by {case.scenario.expect.caused!r}"
+    for words in filter(None, map(str.strip, case.scenario.expect.caused.split(";"))):
+        if not any(fits(cause, words, because) for cause, because in causes):
+            yield case.history[-1].at, f"no plan was caused by {words!r}"
 
 
 def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:

@@ -92,8 +92,8 @@ BASES: Final[dict[str, Base]] = {
     ),
 }  # fmt: skip
 
-#: What changes nothing in the simulator, or is only the opposite of another.
-LEFT_OUT: Final = ("clock_step", "admit", "crash_loop")
+#: What changes nothing in the simulator, is only the opposite of another, or needs probes of every way (`shape.deep`).
+LEFT_OUT: Final = ("clock_step", "admit", "crash_loop", "nccl_breaks")
 #: How long a second fault lasts, and how strong it is, where its own least would say nothing.
 LASTS_S: Final = {
     "stop_worker": 2.0, "slow_worker": 3.0, "sick_node": 5.0, "store_outage": 4.0, "power_cut": 2.0, "clock_rate": 5.0,

@@ -52,6 +52,7 @@ class Gang:
         self.waits_since: float | None = None  # something has kept this phase from ending since then
         self.turn = 0  # rises with every phase: what was planned for an earlier one is void
         self.restarted_at = 0.0
+        self.begun_at = 0.0  # the newest update
         self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.carriers)) if plan.world else ()
         self.own: dict[str, int] = {}  # each node's shards
         self.shards, self.holds = self._shards()
@@ -144,6 +145,7 @@ class Gang:
             else:
                 self._keep(node)
             node.tell()
+        self.begun_at = self.world.now
         self.sealed = ((self.version, self.kept_by or generation),)
         self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
@@ -270,6 +272,8 @@ class Gang:
             )
             for node in self.seats:
                 node.step = self.told() if self.cluster.script else step
+                node.measured(generation, self.world.now - self.begun_at)
+            self.begun_at = self.world.now
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:
@@ -312,7 +316,10 @@ class Gang:
         stuck = self._stuck  # mostly it is the one of the last look
         if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
-        return self._stuck is not None or self.cluster.net.parted(self.names)
+        net = self.cluster.net
+        if self._stuck is not None or net.parted(self.names) or net.swallowed(self.names):
+            return True
+        return not self.plan.backend and net.fabric_broken(self.names)
 
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:

@@ -291,6 +291,12 @@ class Nemesis:
                 net.cut_nodes[node.name] += 1
                 self.cluster.beats.changed(node.name)
                 return (node.name,), partial(self._rejoin, node, counters, scopes)
+            case "mtu_hole":
+                net.holes[node.name] = int(fault.value)
+                return (node.name,), lambda: net.holes.pop(node.name, None)
+            case "nccl_breaks":
+                net.no_nccl[node.name] += 1
+                return (node.name,), lambda: net.no_nccl.subtract([node.name])
             case "lossy_node":
                 if node.name in net.lossy:
                     return None

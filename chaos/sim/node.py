@@ -16,7 +16,21 @@ from chaos.sim.world import Clock
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action, Event
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import LOADING, MEETING, UNTOLD, Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.contract.model import (
+    LOADING,
+    MEETING,
+    UNTOLD,
+    Exit,
+    Lap,
+    Member,
+    Pace,
+    Plan,
+    Record,
+    Stall,
+    Verb,
+    View,
+    Work,
+)
 from elasticrl.core.node.state import State
 from elasticrl.core.node.suspect import Detector, lives, watched
 from elasticrl.core.step import step, subject
@@ -29,6 +43,8 @@ if TYPE_CHECKING:
 REQUEST_S = 1.0  # a store request's deadline
 SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
+STEP_BYTES = 5_000_000  # that each rank sends in a step
+SHARE_OF_OWN = 0.4  # of a step, in which a worker waits for nobody
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
@@ -80,6 +96,9 @@ class Node:
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
         self.slow = 1.0
+        self.pace: tuple[Pace, ...] = ()
+        self.lap: Lap | None = None
+        self.tests = 0  # the newest probe for which it has tested its ways thoroughly
         self.sick = False
         self.telling = False
         self.vault_life = 0
@@ -136,7 +155,14 @@ class Node:
         self.daemon_up, self.daemon_paused = True, False
         self.answered, self.vault.serves = False, True  # what was held is found again
         bits = self.cluster.bits_of(self.name)
-        card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
+        card = Record(
+            member=me,
+            slots=self.slots,
+            beat=f"{self.name}:7461",
+            probe=f"{self.name}:7462" if self.cluster.shape.deep else "",
+            bits=bits,
+            since=self.since,
+        )
         self.state = State(settings=self.cluster.settings, me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = -1
@@ -288,10 +314,8 @@ class Node:
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
                 self.world.later(delay, self._looked, self.life, None, request)
-            case events.Probe(generation=generation, targets=targets):
-                self.world.later(
-                    0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
-                )
+            case events.Probe():
+                self.world.later(0.2 + 0.3 * self.chance.random(), self._probed, self.life, action)
             case events.Try(found=found, targets=targets):
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._tested, self.life, found, tuple(sorted(targets))
@@ -317,19 +341,30 @@ class Node:
         if life == self.life:
             what()
 
-    def _probed(self, life: int, generation: int, targets: tuple[str, ...]) -> None:
+    def _probed(self, life: int, action: events.Probe) -> None:
         if life != self.life or not self.daemon_up:
             return
         if self.frozen or self.daemon_paused:
-            self.world.later(0.5, self._probed, life, generation, targets)
+            self.world.later(0.5, self._probed, life, action)
             return
         self.cluster.reach("probing", self)
-        out = tuple(t for t in targets if not self.cluster.reachable(self.name, t))
-        self.post(events.Probed(now=self.clock.now(), generation=generation, unreachable=out))
+        out = tuple(t for t in sorted(action.targets) if not self.cluster.reachable(self.name, t))
+        more = bool(action.pairs) and not out
+        self.post(events.Probed(now=self.clock.now(), generation=action.generation, unreachable=out, more=more))
+        if more and self.tests != action.generation:
+            self.tests = action.generation
+            self.world.later(0.5 + 0.5 * self.chance.random(), self._probed_deeply, life, action)
+
+    def _probed_deeply(self, life: int, action: events.Probe) -> None:
+        if life == self.life and self.awake:
+            peers = [a if b == self.name else b for a, b in action.pairs]
+            found = tuple(self.cluster.tried(self.name, peer) for peer in peers)
+            self.post(events.Probed(now=self.clock.now(), generation=action.generation, unreachable=(), results=found))
 
     def _tested(self, life: int, found: int, targets: tuple[str, ...]) -> None:
         if life == self.life and self.awake:
-            reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
+            net = self.cluster.net
+            reached = tuple(t for t in targets if self.cluster.reachable(self.name, t) and net.linked(self.name, t))
             out = tuple(t for t in targets if t not in reached)
             self.post(events.Tried(now=self.clock.now(), found=found, reached=reached, unreachable=out))
 
@@ -495,6 +530,15 @@ class Node:
         self.exit, self.stall, self.phase = None, None, ""
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.slow = 1.0
+        self.pace, self.lap = (), None
+
+    def measured(self, generation: int, took_s: float) -> None:
+        """A step is made: how long its own work took, and all of it."""
+        if not self.cluster.shape.deep:
+            return
+        own_s = SHARE_OF_OWN * self.cluster.step_s * self.slow * (1 + 0.02 * self.world.chance("pace").random())
+        self.pace = tuple(Pace(slot=slot, phase="rollout", seconds=own_s) for slot in range(self.slots))
+        self.lap = Lap(generation=generation, seconds=took_s, bytes=STEP_BYTES)
 
     @property
     def alive(self) -> bool:
@@ -536,6 +580,8 @@ class Node:
                 stall=self.stall,
                 endpoint=self.endpoint if self.agent_up else "",
                 versions=self.cluster.versions_of(self.name),
+                pace=self.pace,
+                lap=self.lap,
             )
         )
 

@@ -69,7 +69,7 @@ def probing(scene: Scene) -> Move | None:
         if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
             broken[fact.node].add(str(fact.peer))
     order = dict.fromkeys((*(seat.member.node for seat in seats), *answers))
-    kept = set(split(order, broken))
+    kept = set(split(order, broken, (*probe_links(plan), *plan.pairs)))
     out = tuple(seat for seat in seats if seat.member.node not in kept)
     fates = tuple(
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
