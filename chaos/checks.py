@@ -43,6 +43,7 @@ from elasticrl.contract.cause import Why
 from elasticrl.contract.model import Phase, Plan, Rung
 from elasticrl.contract.verdict import Fault as Class
 
+STANDS = ("hang_worker", "stray_worker")
 DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
 KNOWN_S = 0.5  # until a life that began is known
@@ -388,15 +389,17 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         limit = settings.recovery.no_progress_limit
         before = [told for told in case.rest if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
-        hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.rest)
+        befell = [f.kind for f in case.rest if isinstance(f, Struck) and f.at <= fact.at]
         ends = plan.causes[0]
-        hung = ends.fault is Class.HOST_HANG and hangs >= limit  # a program may hang at one step again and again, too
+        # A program may hang, or its ranks part ways, at one step again and again, too.
+        hung = ends.fault is Class.HOST_HANG and sum(kind in STANDS for kind in befell) >= limit
+        hung = hung or (ends.fault is Class.DESYNC and "part_ways" in befell)
         struck = plan.strike.cause.why if plan.strike else None
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
         says_stop = (
             ends.why is Why.POLICY and ends.fault is not None and settings.policy.get(ends.fault.value) == "stop"
         )
-        willed = willed or (says_stop and any(isinstance(f, Struck) and f.at <= fact.at for f in case.rest))
+        willed = willed or (says_stop and bool(befell))
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         own = any(isinstance(told, Died) and told.own for told in before)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
-from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
+from chaos.history import Asked, Committed, Confined, Inspected, Left, Planned, Resumed, Sealed, Started, Struck
 from elasticrl.contract.cause import Cause
 from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.model import Phase, Rung
@@ -35,6 +35,8 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     rung = max((fact.plan.rung for fact in plans), default=Rung.START)
     if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
         yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
+    if expect.rungs_at_least is not None and rung < expect.rungs_at_least:
+        yield end, f"rung {rung} was taken, expected at least {expect.rungs_at_least}"
     yield from _of_quarantines(case)
     code = plans[-1].plan.exit_code if plans else None
     if expect.exit_code is not None and code != expect.exit_code:
@@ -82,6 +84,11 @@ def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
 
 def _of_steps(case: Case) -> Iterator[Complaint]:
     expect = case.scenario.expect
+    looks, end = sum(isinstance(fact, Inspected) for fact in case.history), case.history[-1].at
+    if expect.looks_at_most is not None and looks > expect.looks_at_most:
+        yield end, f"all were looked at {looks} times, expected at most {expect.looks_at_most}"
+    if expect.looks_at_least is not None and looks < expect.looks_at_least:
+        yield end, f"all were looked at {looks} times, expected at least {expect.looks_at_least}"
     if expect.ends_saved:
         yield from _ends_saved(case)
     if expect.still_at_most_s is not None:

@@ -26,15 +26,14 @@ class Expect:
     generations_at_most: int | None = None  # plans written in the whole run
     generations_at_least: int | None = None
     rungs_at_most: int | None = None  # the highest rung that may be taken
+    rungs_at_least: int | None = None  # and that has to be
     quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
     strikes_at_most: int | None = None  # of any quarantine
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
-    caused: str = (
-        ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`); "a; b": both
-    )
+    caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`); "a; b": so has one b
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving
@@ -42,6 +41,8 @@ class Expect:
     ends_saved: bool = False  # when the last node left, the newest update that was sealed was committed
     steps_at_least: int | None = None
     still_at_most_s: float | None = None  # without a new update, while the job trains
+    looks_at_least: int | None = None  # so often all are asked where their workers are
+    looks_at_most: int | None = None
     nothing_lost: bool = False  # every gang goes on from the newest update that was sealed before
 
 
@@ -284,12 +285,8 @@ def _willed(chance: Random, settings: Settings) -> Settings:
         "straggler": chance.choice(("report", "replace", "quarantine")),
     }
     health = replace(settings.health, straggler_steps=3)
-    return replace(
-        settings,
-        policy={fault: word for fault, word in words.items() if chance.random() < 0.7},
-        fallback=fallback,
-        health=health,
-    )
+    policy = {fault: word for fault, word in words.items() if chance.random() < 0.7}
+    return replace(settings, policy=policy, fallback=fallback, health=health)
 
 
 def _of_ways(chance: Random, names: list[str], trouble_s: float, *, deep: bool) -> tuple[Fault, ...]:

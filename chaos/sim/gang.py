@@ -87,6 +87,7 @@ class Gang:
             self._park(node)
             return
         node.gang = self
+        node.parts_ways = max(0, node.parts_ways - 1)
         self.joined.add(node.name)
         self.counted.add(node.name)
         if len(self.joined) == len(self.seats):
@@ -317,9 +318,16 @@ class Gang:
         if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         net = self.cluster.net
+        if self.disagrees and self.phase in COLLECTIVE:
+            return True
         if self._stuck is not None or net.parted(self.names) or net.swallowed(self.names):
             return True
         return not self.plan.backend and net.fabric_broken(self.names)
+
+    @property
+    def disagrees(self) -> bool:
+        """Do its ranks call different collectives?"""
+        return 0 < sum(node.parts_ways > 0 for node in self.seats) < len(self.seats)
 
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:
@@ -338,7 +346,7 @@ class Gang:
         for node in self.seats:
             if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
-            culprit = bool(node.hung or node.stopped)
+            culprit = bool((node.hung and not node.strays) or node.stopped)
             slot = min(node.hung | node.stopped, default=0)
             script = self.cluster.script
             progress = Progress(

@@ -14,7 +14,7 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import Backup
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import Phase, Verb, Work
+from elasticrl.contract.model import UNTOLD, Phase, Stall, Verb, Work
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
@@ -129,7 +129,9 @@ class Nemesis:
     # ---- what
 
     def _strike(self, fault: Fault, here: str) -> Done | None:
-        tables = (self._to_worker, self._to_node, self._to_link, self._to_store, self._to_disk, self._by_operator)
+        tables = (
+            self._to_worker, self._to_node, self._to_link, self._to_way, self._to_store, self._to_disk, self._by_operator,
+        )  # fmt: skip
         for node in self._targets(fault, here):
             for table in tables:
                 done = table(fault.kind, fault, node)
@@ -146,7 +148,7 @@ class Nemesis:
             nodes, names = self.cluster.nodes, self.cluster.names
             yield from (nodes[name] for name in self.world.chance("stead").sample(names, min(len(names), 64)))
 
-    def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:
+    def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
         if kind == "crash_loop":
             gang = self.cluster.running
@@ -172,12 +174,29 @@ class Nemesis:
                 node.stopped.add(last)
                 self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
+            case "stray_worker":
+                node.hung.add(first)
+                node.strays = True
+            case "part_ways":
+                node.parts_ways = max(1, int(fault.value))
+            case "quiet_log" if self.cluster.script and node.stall is None:
+                node.stall = Stall(
+                    slot=first, step=0, phase=UNTOLD, for_s=60.0, budget_s=30.0, waiting=True, silent=True
+                )
+                node.tell()
+                return touched, partial(self._line, node)
             case "slow_worker":
                 node.slow = fault.value
                 return touched, partial(setattr, node, "slow", 1.0)
             case _:
                 return None
         return touched, None
+
+    def _line(self, node: Node) -> None:
+        """Its log tells of progress again."""
+        if node.stall is not None and node.stall.silent:
+            node.stall = None
+            node.tell()
 
     def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
@@ -291,18 +310,23 @@ class Nemesis:
                 net.cut_nodes[node.name] += 1
                 self.cluster.beats.changed(node.name)
                 return (node.name,), partial(self._rejoin, node, counters, scopes)
-            case "mtu_hole":
-                net.holes[node.name] = int(fault.value)
-                return (node.name,), lambda: net.holes.pop(node.name, None)
-            case "nccl_breaks":
-                net.no_nccl[node.name] += 1
-                return (node.name,), lambda: net.no_nccl.subtract([node.name])
             case "lossy_node":
                 if node.name in net.lossy:
                     return None
                 net.lossy[node.name] = fault.value
                 self.cluster.beats.lossy(node.name)
                 return (node.name,), lambda: net.lossy.pop(node.name, None)
+        return None
+
+    def _to_way(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        net = self.cluster.net
+        match kind:
+            case "mtu_hole":
+                net.holes[node.name] = int(fault.value)
+                return (node.name,), lambda: net.holes.pop(node.name, None)
+            case "nccl_breaks":
+                net.no_nccl[node.name] += 1
+                return (node.name,), lambda: net.no_nccl.subtract([node.name])
         return None
 
     def _rejoin(self, node: Node, counters: Sequence[Counter[tuple[str, str]]], scopes: tuple[str, ...]) -> None:

@@ -95,12 +95,13 @@ class Node:
         self.dead: set[int] = set()
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
+        self.strays = False  # its beats say that it waits for others, and it is in its own code
+        self.parts_ways = 0  # in so many gangs it enters another collective than the others
         self.slow = 1.0
         self.pace: tuple[Pace, ...] = ()
         self.lap: Lap | None = None
         self.tests = 0  # the newest probe for which it has tested its ways thoroughly
-        self.sick = False
-        self.telling = False
+        self.sick = self.telling = False
         self.vault_life = 0
         self.vault = Vault()
         self.answered = False  # its agent answers for its daemon, which is gone
@@ -529,6 +530,7 @@ class Node:
         self.work, self.generation, self.born = Work.NONE, 0, 0
         self.exit, self.stall, self.phase = None, None, ""
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
+        self.strays = False
         self.slow = 1.0
         self.pace, self.lap = (), None
 
@@ -592,22 +594,30 @@ class Node:
         still = bool(self.hung or self.stopped)
         waits = self.gang is not None and self.gang.waits_since is not None and not still
         sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
-        slot = min(self.hung | self.stopped, default=0)
-        plan = self.state.view.plan if self.state else None
-        me = self._me
+        first = min(self.hung | self.stopped, default=0)
+        # Of a node whose beats say nothing each worker is told of; else the one that tells which way it is.
+        slots = range(self.slots) if self.strays else (first,)
+        seen = (Sign.ELSEWHERE if slot in self.hung else Sign.WAITED if self.strays else sign for slot in slots)
+        facts = tuple(self._scene(slot, sign) for slot, sign in zip(slots, seen, strict=True))
+        self.post(events.Found(now=self.clock.now(), evidence=facts, scene=request))
+
+    def _scene(self, slot: int, sign: Sign) -> Evidence:
+        """Where one of its workers is."""
+        plan, me = self._plan, self._me
         known = plan is not None and plan.generation == self.generation and me in plan.seat_of
-        rank = plan.first_rank(me) + slot if plan is not None and known else None
-        detail = "in all_reduce" if waits else "in its own code: loop (train.py:12)"
+        waits = sign is Sign.WAITED
+        parted = waits and self.gang is not None and self.gang.disagrees
         fact = Evidence(
-            kind=Kind.STACK,
+            kind=Kind.RECORDER if parted else Kind.STACK,
             sign=sign,
-            rank=rank,
+            rank=plan.first_rank(me) + slot if plan is not None and known else None,
             node=self.name,
             generation=self.generation,
-            detail=detail,
+            detail="in all_reduce" if waits else "in its own code: loop (train.py:12)",
             source="sim",
         )
-        self.post(events.Found(now=self.clock.now(), evidence=(fact,), scene=request))
+        op = "broadcast" if self.parts_ways else "all_reduce"
+        return replace(fact, group="default_pg", seq=7, op=op) if parted else fact
 
     def finds(self, fact: Evidence) -> None:
         """Something about this machine comes to its daemon's notice."""

@@ -234,9 +234,11 @@ def split(
     First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
     that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
     ones without the one that has not answered, then the one with more broken links outside of the part, then the one with fewer
-    that were `tested` and hold, then the later). Who answers has a key in `unreachable`. Found by simulation: of two nodes the dead one had no complaint, so the other was put
-    out. Found by simulation: pairs that nobody tests hold, so one that nobody reached stayed, and one that was well went. Found
-    by simulation: a link to one who had gone already counted once more, so both ends went, and too few of a half were left.
+    that were `tested` and hold, then the later). Who answers has a key in `unreachable`.
+
+    Found by simulation: of two nodes the dead one had no complaint, so the other was put out. Pairs that nobody tests hold, so
+    one that nobody reached stayed, and one that was well went. A link to one who had gone already counted once more, so both
+    ends went, and too few of a half were left.
     """
     order = list(nodes)
     here = set(order)
