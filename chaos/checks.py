@@ -113,6 +113,8 @@ def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: in
         yield "no place to meet"
     if not plan.causes:
         yield "no cause"
+    if "None" in plan.reason:
+        yield f"its reason is {plan.reason}"
     young = [seat for seat in plan.seats if seat.born > plan.generation]
     if young:
         yield f"{young[0].member} born in the future"
@@ -365,8 +367,10 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
     """A stopped job stays stopped."""
     stop: Planned | None = None
-    for fact in case.rest:
-        if isinstance(fact, Planned):
+    for fact in case.history:
+        if isinstance(fact, Struck) and fact.kind == "start_again":
+            stop = None
+        elif isinstance(fact, Planned):
             told_again = fact.plan.again and fact.plan.phase is Phase.STOP  # to a store that had lost the end
             if stop is not None and not told_again:
                 yield fact.at, f"generation {fact.plan.generation} was written after the job's end"

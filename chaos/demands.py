@@ -43,6 +43,9 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"the job ended with {code}, expected {expect.exit_code}"
     if expect.seats is not None and len(plans[-1].plan.seats) != expect.seats:
         yield end, f"{len(plans[-1].plan.seats)} seats at the end, expected {expect.seats}"
+    seated = tuple(seat.member.node for seat in plans[-1].plan.seats) if plans else ()
+    if expect.seated is not None and seated != tuple(expect.seated):
+        yield end, f"seats of {', '.join(seated)} at the end, expected {', '.join(expect.seated)}"
     fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"

@@ -32,8 +32,11 @@ class Expect:
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
+    seated: tuple[str, ...] | None = None  # exactly these, in rank order
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
-    caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`); "a; b": so has one b
+    caused: str = (
+        ""  # some plan or quarantine has this cause: its kind, who or what it names (`demands.fits`); "a; b": both
+    )
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving

@@ -54,6 +54,7 @@ class Shape:
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
+    vault_moves: bool = False  # one that was lost is back at another port
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
     deep: bool = False  # probes test each way as real ones do, NCCL too, and agents tell how long phases and steps take
@@ -192,7 +193,9 @@ class Cluster:
         both = back and net.hears(src, dst, "data")
         if not both:
             return Result(node=src, peer=dst, sent=100, heard=100 * back, tcp="timed out")
-        nccl = "unhandled system error" if net.fabric_broken((src, dst)) else "ok"
+        nccl = None if net.untried[src] or net.untried[dst] else "ok"
+        if net.fabric_broken((src, dst)) and nccl:
+            nccl = "unhandled system error"
         largest = min((net.holes[name] for name in (src, dst) if name in net.holes), default=MTU)
         return Result(
             node=src, peer=dst, sent=100, answered=100, heard=100, latency_ms=0.2, mtu=MTU, largest=largest, tcp="ok",

@@ -96,7 +96,7 @@ class Gang:
     def _meet(self) -> None:
         if self.broken:
             return
-        if self._hindered() or all(node.endpoint != self.plan.endpoint for node in self.seats):
+        if self._astray() or self._hindered() or all(node.endpoint != self.plan.endpoint for node in self.seats):
             self.world.later(0.3, self._meet)
             return
         version, self.digest, source, whole = self._agree()
@@ -247,9 +247,13 @@ class Gang:
                 node.dies("exit code 1: RuntimeError: bad memory", own=True)
                 return
 
+    def _astray(self) -> bool:
+        """Has a vault moved from where the plan says that it is?"""
+        return any(seat.vault != node.door for seat, node in zip(self.plan.seats, self.seats, strict=True))
+
     def _copied(self) -> bool:
         """Are the copies made, or waited for no longer? Where the last ones were late, little is expected of the next."""
-        if self.cluster.script or all(node.vault.serves for node in self.seats):
+        if self.cluster.script or (all(node.vault.serves for node in self.seats) and not self._astray()):
             self.late = False
             return True
         patience_s = 0.1 if self.late else PATIENCE * self.cluster.settings.timeouts.floor_s

@@ -325,8 +325,9 @@ class Nemesis:
                 net.holes[node.name] = int(fault.value)
                 return (node.name,), lambda: net.holes.pop(node.name, None)
             case "nccl_breaks":
-                net.no_nccl[node.name] += 1
-                return (node.name,), lambda: net.no_nccl.subtract([node.name])
+                ways = net.untried if fault.value else net.no_nccl
+                ways[node.name] += 1
+                return (node.name,), lambda: ways.subtract([node.name])
         return None
 
     def _rejoin(self, node: Node, counters: Sequence[Counter[tuple[str, str]]], scopes: tuple[str, ...]) -> None:
@@ -418,6 +419,8 @@ class Nemesis:
 
     def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
         del fault
+        if kind == "start_again":
+            return self._start_again()
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
         nodes = self.cluster.nodes
@@ -434,6 +437,17 @@ class Nemesis:
         self._ask(via, verb, node.name if concerned else None)
         undo = partial(self._ask_somebody, Verb.RESUME) if verb is Verb.PAUSE else None
         return ((node.name,) if concerned else ()), undo
+
+    def _start_again(self) -> Done | None:
+        """All nodes of a job that is over, and that all have left."""
+        nodes = self.cluster.nodes.values()
+        if not self.stopped or any(node.daemon_up for node in nodes):
+            return None
+        for node in nodes:
+            node.wants_up = True
+            node.start_agent()
+            node.start_daemon()
+        return (), None
 
     def _ask(self, via: Node, verb: Verb, node: str | None) -> None:
         via.asked(verb, node)

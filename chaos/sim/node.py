@@ -138,6 +138,8 @@ class Node:
         self.vault_life += 1
         if self.gang is not None:
             self.gang.bereft(self)
+        if self.cluster.shape.vault_moves:
+            self.tell()
 
     def start_daemon(self) -> None:
         """A daemon begins; it goes on with the life whose agent it finds."""
@@ -584,6 +586,7 @@ class Node:
                 versions=self.cluster.versions_of(self.name),
                 pace=self.pace,
                 lap=self.lap,
+                vault=self.door if self.agent_up else "",
             )
         )
 
@@ -623,6 +626,11 @@ class Node:
         """Something about this machine comes to its daemon's notice."""
         if self.awake:
             self.post(events.Found(now=self.clock.now(), evidence=(fact,)))
+
+    @property
+    def door(self) -> str:
+        """Of its vault, where that matters."""
+        return f"{self.name}:{40000 + self.vault_life}" if self.cluster.shape.vault_moves else ""
 
     @property
     def endpoint(self) -> str:

@@ -101,6 +101,7 @@ class Network:
         self.delay = 0.0  # more than usual, up to
         self.lossy: dict[str, float] = {}  # share of the beats from and to a node that is lost
         self.holes: dict[str, int] = {}  # frames of a node over so many bytes are lost
+        self.untried: Counter[str] = Counter()  # of these nobody finds out in time whether it does
         self.no_nccl: Counter[str] = Counter()  # over the ways of these NCCL does not work, and all else does
 
     def hears(self, src: str, dst: str, scope: str) -> bool:
