@@ -231,7 +231,7 @@ class Nemesis:
             case "power_cut" if node.powered and not node.frozen:
                 node.power_off()
                 return touched, partial(self._boot, node)
-            case "lose_vault" if not node.vault.empty:
+            case "lose_vault" if not node.vault.empty or self.cluster.shape.vault_moves:
                 node.lose_vault()
                 return touched, None
             case "clock_rate":
@@ -418,14 +418,14 @@ class Nemesis:
         return None
 
     def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
-        del fault
         if kind == "start_again":
             return self._start_again()
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
         nodes = self.cluster.nodes
         via = next((nodes[name] for name in self.cluster.names if nodes[name].awake), None)
-        if via is None or self.cluster.store.shared.plan is None:
+        early = kind == "stop" and fault.value  # before there is a plan
+        if via is None or (self.cluster.store.shared.plan is None and not early):
             return None
         if kind == "drain" and not node.awake:
             return None

@@ -146,12 +146,10 @@ def moved(scene: Scene) -> Move | None:
         return None
     of = zip(plan.seats, scene.ranked, strict=True)
     gone = tuple(s.member for s, r in of if r and r.vault != s.vault and scene.vault_of(s) != s.vault)
-    if not gone:
-        return None
     cause = Cause(why=Why.VAULT_MOVED, who=gone)
     newcomers = {seat.member for seat in plan.seats if seat.born == plan.generation}
     if newcomers.issuperset(gone) and (scene.still_trains or scene.on_their_way.issuperset(gone)):
-        return None  # the gang trains without them: once it has grown, all hear it
+        return None  # nobody; or those without whom the gang trains: once it has grown, all hear it
     if scene.trained or plan.grows:
         return Move(plan=scene.train(scene.staying, cause, rung=Rung.REFORM, strike=plan.strike))
     again = scene.write(Phase.TRAIN, plan.seats, cause, rung=plan.rung, strike=plan.strike, saves=plan.saves)

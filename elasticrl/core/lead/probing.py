@@ -118,7 +118,7 @@ def _between(ways: tuple[Evidence, ...], nodes: Collection[str]) -> tuple[Eviden
     """Of those who are there still: that there is no way to one that has died says nothing of the network. Found by a new user,
     who killed two of three nodes at once and was sent to look at the cable between them.
     """
-    return tuple(fact for fact in ways if fact.node in nodes and (not fact.peer or fact.peer in nodes))
+    return tuple(fact for fact in ways if fact.node in nodes and fact.peer in nodes)
 
 
 def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:
