@@ -3,7 +3,7 @@
 The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -60,13 +60,17 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
 
 
 def caused(case: Case) -> Iterator[Complaint]:
-    """Some plan or quarantine has each of the causes that the scenario names."""
+    """Some plan or quarantine has each of the causes that the scenario names; those with a "+" between them are of one plan."""
     plans = [fact.plan for fact in case.plans]
-    causes = [(cause, plan.verdict.because if plan.verdict else ()) for plan in plans for cause in plan.causes]
-    causes += [(fact.cause, ()) for fact in case.history if isinstance(fact, Confined)]
-    for words in filter(None, map(str.strip, case.scenario.expect.caused.split(";"))):
-        if not any(fits(cause, words, because) for cause, because in causes):
-            yield case.history[-1].at, f"no plan was caused by {words!r}"
+    told = [[(cause, plan.verdict.because if plan.verdict else ()) for cause in plan.causes] for plan in plans]
+    told += [[(fact.cause, ())] for fact in case.history if isinstance(fact, Confined)]
+    for wanted in filter(None, map(str.strip, case.scenario.expect.caused.split(";"))):
+        if not any(all(_one_fits(causes, words) for words in wanted.split("+")) for causes in told):
+            yield case.history[-1].at, f"no plan was caused by {wanted!r}"
+
+
+def _one_fits(causes: Iterable[tuple[Cause, Sequence[Evidence]]], words: str) -> bool:
+    return any(fits(cause, words, because) for cause, because in causes)
 
 
 def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:

@@ -35,7 +35,7 @@ class Expect:
     seated: tuple[str, ...] | None = None  # exactly these, in rank order
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
     caused: str = (
-        ""  # some plan or quarantine has this cause: its kind, who or what it names (`demands.fits`); "a; b": both
+        ""  # some plan or quarantine has this cause: its kind, who or what it names (`demands.fits`); "a; b + c"
     )
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
