@@ -75,18 +75,20 @@ def _one_fits(causes: Iterable[tuple[Cause, Sequence[Evidence]]], words: str) ->
 
 def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
     """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, the setting, and the kinds of
-    evidence may be given.
+    evidence may be given. What has a "-" before it must not be one of these.
 
     >>> from elasticrl.contract.cause import Why
     >>> from elasticrl.contract.model import Member
     >>> from elasticrl.contract.verdict import Fault
     >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
-    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2")
-    (True, False)
+    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2"), fits(cause, "found -n1")
+    (True, False, False)
     """
     known = {cause.why.value, *(member.node for member in cause.who), *cause.nodes, str(cause.count), cause.setting}
     known |= {cause.fault.value if cause.fault else "", *(fact.kind.value for fact in because)}
-    return known >= set(words.split())
+    wanted = set(words.split())
+    not_wanted = {word[1:] for word in wanted if word.startswith("-")}
+    return known >= {word for word in wanted if not word.startswith("-")} and known.isdisjoint(not_wanted)
 
 
 def _of_steps(case: Case) -> Iterator[Complaint]:

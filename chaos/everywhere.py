@@ -99,6 +99,7 @@ LEFT_OUT: Final = (
     "admit",
     "crash_loop",
     "nccl_breaks",
+    "late_ways",
     "start_again",
     "stray_worker",
     "part_ways",

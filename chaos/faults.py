@@ -109,6 +109,7 @@ KINDS: Final[dict[str, Kind]] = {
     "store_wiped": Kind(does="the store loses all of its data, and serves on", reach="store", weight=0),
     "store_set_back": Kind(does="the store is set back to a backup", reach="store", weight=0, for_s=(1, 30)),
     "gpu_breaks": Kind(does="the kernel of a node reports a GPU off the bus; its workers train on", reach="node", weight=0),
+    "late_ways": Kind(does="a node's ways take long; one end says so, later the other", reach="node", weight=0, for_s=(3, 30)),
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),
     "part_ways": Kind(does="a worker enters another collective than the others, in so many gangs", reach="node", weight=0),

@@ -15,6 +15,7 @@ from chaos.sim.node import Node
 from chaos.sim.store import Backup
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import UNTOLD, Phase, Stall, Verb, Work
+from elasticrl.core.node.dossier import WAYS
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
@@ -321,6 +322,10 @@ class Nemesis:
     def _to_way(self, kind: str, fault: Fault, node: Node) -> Done | None:
         net = self.cluster.net
         match kind:
+            case "late_ways":
+                net.late.add(node.name)
+                self._told_late(node, fault.value)
+                return (node.name,), partial(net.late.discard, node.name)
             case "mtu_hole":
                 net.holes[node.name] = int(fault.value)
                 return (node.name,), lambda: net.holes.pop(node.name, None)
@@ -329,6 +334,24 @@ class Nemesis:
                 ways[node.name] += 1
                 return (node.name,), lambda: ways.subtract([node.name])
         return None
+
+    def _told_late(self, node: Node, after_s: float) -> None:
+        """A neighbour's beats tell that one way is late; this node's, after a while, that all of its own are."""
+        plan = self.cluster.store.shared.plan
+        others = [self.cluster.nodes[name] for name in plan.seated if name != node.name] if plan else []
+        if plan is None or not others:
+            return
+
+        def fact(of: Node, peer: Node, sign: Sign) -> Evidence:
+            said = {"kind": Kind.PROBE, "sign": sign, "node": of.name, "peer": peer.name, "generation": plan.generation}
+            return Evidence(source=WAYS, detail="a round trip takes 400 ms" if sign is Sign.DELAYED else "", **said)
+
+        first = others[0]
+        self.world.later(0.3, first.finds, fact(first, node, Sign.DELAYED))
+        for other in others[1:]:
+            self.world.later(0.3, first.finds, fact(first, other, Sign.HEALTHY))
+        for other in others if after_s else ():
+            self.world.later(after_s, node.finds, fact(node, other, Sign.DELAYED))
 
     def _rejoin(self, node: Node, counters: Sequence[Counter[tuple[str, str]]], scopes: tuple[str, ...]) -> None:
         for counter in counters:

@@ -101,6 +101,7 @@ class Network:
         self.delay = 0.0  # more than usual, up to
         self.lossy: dict[str, float] = {}  # share of the beats from and to a node that is lost
         self.holes: dict[str, int] = {}  # frames of a node over so many bytes are lost
+        self.late: set[str] = set()  # the ways of these take long
         self.untried: Counter[str] = Counter()  # of these nobody finds out in time whether it does
         self.no_nccl: Counter[str] = Counter()  # over the ways of these NCCL does not work, and all else does
 
@@ -123,8 +124,9 @@ class Network:
         return any(n and scope == "data" and a in names and b in names for (a, b, scope), n in self.cuts.items())
 
     def swallowed(self, names: Collection[str]) -> bool:
-        """Are large frames lost among these?"""
-        return len(names) > 1 and not self.holes.keys().isdisjoint(names) if self.holes else False
+        """Does next to nothing get through among these, as large frames are lost, or all are late?"""
+        ill = self.holes.keys() | self.late
+        return len(names) > 1 and not ill.isdisjoint(names) if ill else False
 
     def fabric_broken(self, names: Collection[str]) -> bool:
         """Does NCCL not work among these?"""
