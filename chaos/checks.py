@@ -113,8 +113,8 @@ def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: in
         yield "no place to meet"
     if not plan.causes:
         yield "no cause"
-    if "None" in plan.reason:
-        yield f"its reason is {plan.reason}"
+    if any(cause.said == str(None) for cause in plan.causes):
+        yield "a cause of it says what is not known"
     young = [seat for seat in plan.seats if seat.born > plan.generation]
     if young:
         yield f"{young[0].member} born in the future"

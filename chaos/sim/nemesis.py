@@ -343,8 +343,10 @@ class Nemesis:
             return
 
         def fact(of: Node, peer: Node, sign: Sign) -> Evidence:
-            said = {"kind": Kind.PROBE, "sign": sign, "node": of.name, "peer": peer.name, "generation": plan.generation}
-            return Evidence(source=WAYS, detail="a round trip takes 400 ms" if sign is Sign.DELAYED else "", **said)
+            return Evidence(
+                kind=Kind.PROBE, sign=sign, node=of.name, peer=peer.name, generation=plan.generation, source=WAYS,
+                detail="a round trip takes 400 ms" if sign is Sign.DELAYED else "",
+            )  # fmt: skip
 
         first = others[0]
         self.world.later(0.3, first.finds, fact(first, node, Sign.DELAYED))

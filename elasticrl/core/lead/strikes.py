@@ -35,6 +35,8 @@ def alike(one: Cause, other: Cause) -> bool:
     >>> one, other = "ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab"
     >>> alike(Cause(why=Why.FAILED, said=one), Cause(why=Why.FAILED, said=other))
     True
+    >>> alike(Cause(why=Why.UNFORMED, setting="recovery.restart"), Cause(why=Why.UNFORMED, setting="recovery.reload"))
+    True
     """
     bare, also = (replace(each, said=FIGURES.sub("#", each.said), setting="") for each in (one, other))
     return bare == also
