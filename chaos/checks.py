@@ -43,6 +43,7 @@ from elasticrl.contract.cause import Why
 from elasticrl.contract.model import Phase, Plan, Rung
 from elasticrl.contract.verdict import Fault as Class
 
+STANDS = ("hang_worker", "stray_worker")
 DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
 KNOWN_S = 0.5  # until a life that began is known
@@ -129,6 +130,8 @@ def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: in
         yield "no place to meet"
     if not plan.causes:
         yield "no cause"
+    if any(cause.said == str(None) for cause in plan.causes):
+        yield "a cause of it says what is not known"
     young = [seat for seat in plan.seats if seat.born > plan.generation]
     if young:
         yield f"{young[0].member} born in the future"
@@ -382,8 +385,10 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
     """A stopped job stays stopped."""
     stop: Planned | None = None
-    for fact in case.rest:
-        if isinstance(fact, Planned):
+    for fact in case.history:
+        if isinstance(fact, Struck) and fact.kind == "start_again":
+            stop = None
+        elif isinstance(fact, Planned):
             told_again = fact.plan.again and fact.plan.phase is Phase.STOP  # to a store that had lost the end
             if stop is not None and not told_again:
                 yield fact.at, f"generation {fact.plan.generation} was written after the job's end"
@@ -406,11 +411,17 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         limit = settings.recovery.no_progress_limit
         before = [told for told in case.rest if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
-        hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.rest)
+        befell = [f.kind for f in case.rest if isinstance(f, Struck) and f.at <= fact.at]
         ends = plan.causes[0]
-        hung = ends.fault is Class.HOST_HANG and hangs >= limit  # a program may hang at one step again and again, too
+        # A program may hang, or its ranks part ways, at one step again and again, too.
+        hung = ends.fault is Class.HOST_HANG and sum(kind in STANDS for kind in befell) >= limit
+        hung = hung or (ends.fault is Class.DESYNC and "part_ways" in befell)
         struck = plan.strike.cause.why if plan.strike else None
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
+        says_stop = (
+            ends.why is Why.POLICY and ends.fault is not None and settings.policy.get(ends.fault.value) == "stop"
+        )
+        willed = willed or (says_stop and bool(befell))
         never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         own = any(isinstance(told, Died) and told.own for told in before)

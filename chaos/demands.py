@@ -3,7 +3,7 @@
 The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -15,6 +15,7 @@ from chaos.history import (
     Confined,
     Eased,
     Ended,
+    Inspected,
     Left,
     Planned,
     Refused,
@@ -50,12 +51,17 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     rung = max((fact.plan.rung for fact in plans), default=Rung.START)
     if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
         yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
+    if expect.rungs_at_least is not None and rung < expect.rungs_at_least:
+        yield end, f"rung {rung} was taken, expected at least {expect.rungs_at_least}"
     yield from _of_quarantines(case)
     code = plans[-1].plan.exit_code if plans else None
     if expect.exit_code is not None and code != expect.exit_code:
         yield end, f"the job ended with {code}, expected {expect.exit_code}"
     if expect.seats is not None and len(plans[-1].plan.seats) != expect.seats:
         yield end, f"{len(plans[-1].plan.seats)} seats at the end, expected {expect.seats}"
+    seated = tuple(seat.member.node for seat in plans[-1].plan.seats) if plans else ()
+    if expect.seated is not None and seated != tuple(expect.seated):
+        yield end, f"seats of {', '.join(seated)} at the end, expected {', '.join(expect.seated)}"
     fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
@@ -83,33 +89,44 @@ def _written_again(case: Case, limit_s: float) -> Iterator[Complaint]:
 
 
 def caused(case: Case) -> Iterator[Complaint]:
-    """Some plan or quarantine has the cause that the scenario names."""
+    """Some plan or quarantine has each of the causes that the scenario names; those with a "+" between them are of one plan."""
     plans = [fact.plan for fact in case.plans]
-    causes = [(cause, plan.verdict.because if plan.verdict else ()) for plan in plans for cause in plan.causes]
-    causes += [(fact.cause, ()) for fact in case.history if isinstance(fact, Confined)]
-    words = case.scenario.expect.caused
-    if words and not any(fits(cause, words, because) for cause, because in causes):
-        yield case.history[-1].at, f"no plan was caused by {case.scenario.expect.caused!r}"
+    told = [[(cause, plan.verdict.because if plan.verdict else ()) for cause in plan.causes] for plan in plans]
+    told += [[(fact.cause, ())] for fact in case.history if isinstance(fact, Confined)]
+    for wanted in filter(None, map(str.strip, case.scenario.expect.caused.split(";"))):
+        if not any(all(_one_fits(causes, words) for words in wanted.split("+")) for causes in told):
+            yield case.history[-1].at, f"no plan was caused by {wanted!r}"
+
+
+def _one_fits(causes: Iterable[tuple[Cause, Sequence[Evidence]]], words: str) -> bool:
+    return any(fits(cause, words, because) for cause, because in causes)
 
 
 def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
     """Is it this cause? Its kind, the nodes that it names, the class of the fault, how often, the setting, and the kinds of
-    evidence may be given.
+    evidence may be given. What has a "-" before it must not be one of these.
 
     >>> from elasticrl.contract.cause import Why
     >>> from elasticrl.contract.model import Member
     >>> from elasticrl.contract.verdict import Fault
     >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
-    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2")
-    (True, False)
+    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2"), fits(cause, "found -n1")
+    (True, False, False)
     """
     known = {cause.why.value, *(member.node for member in cause.who), *cause.nodes, str(cause.count), cause.setting}
     known |= {cause.fault.value if cause.fault else "", *(fact.kind.value for fact in because)}
-    return known >= set(words.split())
+    wanted = set(words.split())
+    not_wanted = {word[1:] for word in wanted if word.startswith("-")}
+    return known >= {word for word in wanted if not word.startswith("-")} and known.isdisjoint(not_wanted)
 
 
 def _of_steps(case: Case) -> Iterator[Complaint]:
     expect = case.scenario.expect
+    looks, end = sum(isinstance(fact, Inspected) for fact in case.history), case.history[-1].at
+    if expect.looks_at_most is not None and looks > expect.looks_at_most:
+        yield end, f"all were looked at {looks} times, expected at most {expect.looks_at_most}"
+    if expect.looks_at_least is not None and looks < expect.looks_at_least:
+        yield end, f"all were looked at {looks} times, expected at least {expect.looks_at_least}"
     if expect.ends_saved:
         yield from _ends_saved(case)
     if expect.still_at_most_s is not None:

@@ -92,8 +92,20 @@ BASES: Final[dict[str, Base]] = {
     ),
 }  # fmt: skip
 
-#: What changes nothing in the simulator, or is only the opposite of another.
-LEFT_OUT: Final = ("clock_step", "admit", "crash_loop", "ask_drain")
+#: What changes nothing in the simulator, is only the opposite of another, or needs what the cases have not: probes of
+#: every way (`shape.deep`), a script; or that is found out only when all are looked at.
+LEFT_OUT: Final = (
+    "clock_step",
+    "admit",
+    "crash_loop",
+    "ask_drain",
+    "nccl_breaks",
+    "late_ways",
+    "start_again",
+    "stray_worker",
+    "part_ways",
+    "quiet_log",
+)
 #: How long a second fault lasts, and how strong it is, where its own least would say nothing.
 LASTS_S: Final = {
     "stop_worker": 2.0, "slow_worker": 3.0, "sick_node": 5.0, "store_outage": 4.0, "power_cut": 2.0, "clock_rate": 5.0,

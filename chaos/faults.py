@@ -112,6 +112,12 @@ KINDS: Final[dict[str, Kind]] = {
     "ask_drain": Kind(
         does="an operator drains a node if the others can spare it; in the simulator alone", reach="operator", weight=0
     ),
+    "late_ways": Kind(does="a node's ways take long; one end says so, later the other", reach="node", weight=0, for_s=(3, 30)),
+    "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
+    "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),
+    "part_ways": Kind(does="a worker enters another collective than the others, in so many gangs", reach="node", weight=0),
+    "quiet_log": Kind(does="a script's log tells of no progress, though it goes on", reach="node", weight=0, for_s=(5, 200)),
+    "nccl_breaks": Kind(does="NCCL does not work over a node's ways; all else does", reach="node", weight=0, for_s=(5, 60)),
     "join_node": Kind(does="a node that was not there starts", reach="operator", weight=1),
 }  # fmt: skip
 

@@ -46,6 +46,13 @@ class Committed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected(Fact):
+    """All were asked where their workers are."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Confined(Fact):
     """A quarantine was written (`held`) or lifted."""
 

@@ -38,8 +38,8 @@ FENCES: Final = ("campaign", "propose", "restore", "commit", "confine", "inspect
 #: What these answer is only said, in a plan's reason, a log or a status: nothing is decided by it.
 TEXT: Final = (
     "step.notes", "step.reports", "step.found", "step._answered", "follow._advice", "follow.unsaved", "follow.told_now",
-    "lost_seats._why_lost", "growth._begins", "growth.unready", "quarantines.with_cap", "shards._and", "scene.Scene.unlike",
-    "intents.who", "fallback.Cost.__str__", "fallback.measured", "suspect.Detector.late",
+    "lost_seats._why_lost", "growth._begins", "growth._lacking", "growth.unready", "quarantines.with_cap", "shards._and",
+    "scene.Scene.unlike", "intents.who", "fallback.Cost.__str__", "fallback.measured", "suspect.Detector.late",
 )  # fmt: skip
 EQUIVALENT: Final = ROOT / "chaos" / "equivalent.txt"
 SEEDS: Final = 40  # how far the search goes after the scenarios

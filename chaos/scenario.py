@@ -26,13 +26,17 @@ class Expect:
     generations_at_most: int | None = None  # plans written in the whole run
     generations_at_least: int | None = None
     rungs_at_most: int | None = None  # the highest rung that may be taken
+    rungs_at_least: int | None = None  # and that has to be
     quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
     strikes_at_most: int | None = None  # of any quarantine
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
+    seated: tuple[str, ...] | None = None  # exactly these, in rank order
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
-    caused: str = ""  # some plan or quarantine has this cause: its kind, and who or what it names (`demands.fits`)
+    caused: str = (
+        ""  # some plan or quarantine has this cause: its kind, who or what it names (`demands.fits`); "a; b + c"
+    )
     because: tuple[str, ...] = ()  # some plan's verdict rests on these facts alone: their kinds and ranks, as "stack 1"
     ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
     seats_never_below: int | None = None  # in any plan that trains
@@ -49,6 +53,8 @@ class Expect:
     ends_saved: bool = False  # when the last node left, the newest update that was sealed was committed
     steps_at_least: int | None = None
     still_at_most_s: float | None = None  # without a new update, while the job trains
+    looks_at_least: int | None = None  # so often all are asked where their workers are
+    looks_at_most: int | None = None
     nothing_lost: bool = False  # every gang goes on from the newest update that was sealed before
 
 
@@ -137,16 +143,19 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
         load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))),
         vault_goes=Random(f"vault {seed}").random() < 0.15,
         apart_s=Random(f"apart {seed}").choice((0.0, 0.0, 0.05, 0.8)),
+        deep=Random(f"deep {seed}").random() < 0.4,
         **_gathering(Random(f"gather {seed}")),
         settings=_wide(Random(f"wide {seed}"), shape.nodes - len(shape.alien), shape.settings),
     )
+    if shape.deep:
+        shape = replace(shape, settings=_willed(Random(f"policy {seed}"), shape.settings))
     trouble_s = chance.uniform(25, 70)
     names = [f"n{i:02d}" for i in range(shape.nodes)]
     return Scenario(
         name=f"seed {seed}",
         seed=str(seed),
         shape=shape,
-        faults=_faults(chance, names, trouble_s),
+        faults=_faults(chance, names, trouble_s) + _of_ways(Random(f"ways {seed}"), names, trouble_s, deep=shape.deep),
         trouble_s=trouble_s,
         all_must_strike=False,
     )
@@ -163,11 +172,13 @@ def scripted(scenario: Scenario, level: Level) -> Scenario:
         steps=0,
         copies=0,
         exact="off",
+        fallback="none",
+        policy={},
         lanes=max(settings.lanes, seats * shape.slots),
         membership=membership,
         timeouts=replace(settings.timeouts, quiet_s=settings.timeouts.default_phase_s),
     )
-    shape = replace(shape, settings=settings, script_steps=shape.settings.steps, alien=())
+    shape = replace(shape, settings=settings, script_steps=shape.settings.steps, alien=(), deep=False)
     return replace(scenario, shape=shape, name=f"{scenario.name} ({level})")
 
 
@@ -275,6 +286,28 @@ def _wide(chance: Random, nodes: int, settings: Settings) -> Settings:
             node_strikes=chance.choice((settings.health.node_strikes, 1)),
         ),
     )
+
+
+def _willed(chance: Random, settings: Settings) -> Settings:
+    """What the operator wants done about ways, and about who is slow, where probes and agents tell of them."""
+    fallback: Literal["none", "gloo"] = chance.choice(("none", "gloo", "gloo"))
+    words = {
+        "fabric": "fallback" if fallback == "gloo" else "restart",
+        "network": chance.choice(("restart", "quarantine")),
+        "straggler": chance.choice(("report", "replace", "quarantine")),
+    }
+    health = replace(settings.health, straggler_steps=3)
+    policy = {fault: word for fault, word in words.items() if chance.random() < 0.7}
+    return replace(settings, policy=policy, fallback=fallback, health=health)
+
+
+def _of_ways(chance: Random, names: list[str], trouble_s: float, *, deep: bool) -> tuple[Fault, ...]:
+    """One time in two, where probes find it: NCCL does not work over a node's ways, or large frames are lost on them."""
+    if not deep or chance.random() < 0.5:
+        return ()
+    kind = chance.choice(("nccl_breaks", "nccl_breaks", "mtu_hole"))
+    at = round(chance.uniform(1, trouble_s), 3)
+    return (Fault(kind=kind, at=at, node=chance.choice(names), for_s=lasting(chance, 2, 40), value=900.0),)
 
 
 #: What befalls single nodes of a big cluster, and its store.

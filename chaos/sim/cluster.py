@@ -15,6 +15,7 @@ from chaos.sim.world import Network, World
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action
 from elasticrl.contract.model import LOADING, UNTOLD, Plan, Stall, Work
+from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.versions import WIRE
 from elasticrl.core.node.suspect import Budgets
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis
 
 
+MBPS, MTU = 1000.0, 1500  # of each way
 OURS = json.dumps({"wire": WIRE})
 FOREIGN = json.dumps({"wire": f"not {WIRE}"})
 
@@ -56,8 +58,10 @@ class Shape:
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
     script_saves: int = 1  # every so many of its steps
     log_every: int = 0  # there, its log tells of progress every so many steps; 0: never
+    vault_moves: bool = False  # one that was lost is back at another port
     vault_goes: bool = False  # with its daemon, and is back with the next one; the agent answers for them meanwhile
     each_beat: bool = False
+    deep: bool = False  # probes test each way as real ones do, NCCL too, and agents tell how long phases and steps take
     needs: dict[str, int] = field(default_factory=dict)  # nodes whose configuration has another `min_nodes`
 
 
@@ -190,7 +194,24 @@ class Cluster:
         if other is None or not other.awake:
             return False
         net = self.net
-        return net.linked(src, dst) and net.hears(src, dst, "beat") and net.hears(dst, src, "beat")
+        beats = net.hears(src, dst, "beat") and net.hears(dst, src, "beat")
+        return beats and (self.shape.deep or net.linked(src, dst))  # else what carries data is tested by itself
+
+    def tried(self, src: str, dst: str) -> Result:
+        """What a thorough test of the way between two nodes says at this end."""
+        net, other = self.net, self.nodes[dst]
+        back = other.awake and net.hears(dst, src, "data")
+        both = back and net.hears(src, dst, "data")
+        if not both:
+            return Result(node=src, peer=dst, sent=100, heard=100 * back, tcp="timed out")
+        nccl = None if net.untried[src] or net.untried[dst] else "ok"
+        if net.fabric_broken((src, dst)) and nccl:
+            nccl = "unhandled system error"
+        largest = min((net.holes[name] for name in (src, dst) if name in net.holes), default=MTU)
+        return Result(
+            node=src, peer=dst, sent=100, answered=100, heard=100, latency_ms=0.2, mtu=MTU, largest=largest, tcp="ok",
+            mbps=MBPS, gloo="ok", nccl=nccl,
+        )  # fmt: skip
 
     def gang(self, plan: Plan) -> Gang:
         """The gang of this plan."""

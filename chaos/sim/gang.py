@@ -53,6 +53,7 @@ class Gang:
         self.waits_since: float | None = None  # something has kept this phase from ending since then
         self.turn = 0  # rises with every phase: what was planned for an earlier one is void
         self.restarted_at = 0.0
+        self.begun_at = 0.0  # the newest update
         self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.carriers)) if plan.world else ()
         self.own: dict[str, int] = {}  # each node's shards
         self.shards, self.holds = self._shards()
@@ -88,6 +89,7 @@ class Gang:
             self._park(node)
             return
         node.gang = self
+        node.parts_ways = max(0, node.parts_ways - 1)
         self.joined.add(node.name)
         self.counted.add(node.name)
         if len(self.joined) == len(self.seats):
@@ -96,7 +98,7 @@ class Gang:
     def _meet(self) -> None:
         if self.broken:
             return
-        if self._hindered() or all(node.endpoint != self.plan.endpoint for node in self.seats):
+        if self._astray() or self._hindered() or all(node.endpoint != self.plan.endpoint for node in self.seats):
             self.world.later(0.3, self._meet)
             return
         version, self.digest, source, whole = self._agree()
@@ -146,6 +148,7 @@ class Gang:
             else:
                 self._keep(node)
             node.tell()
+        self.begun_at = self.world.now
         self.sealed = ((self.version, self.kept_by or generation),)
         self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
@@ -253,9 +256,13 @@ class Gang:
                 node.dies("exit code 1: RuntimeError: bad memory", own=True)
                 return
 
+    def _astray(self) -> bool:
+        """Has a vault moved from where the plan says that it is?"""
+        return any(seat.vault != node.door for seat, node in zip(self.plan.seats, self.seats, strict=True))
+
     def _copied(self) -> bool:
         """Are the copies made, or waited for no longer? Where the last ones were late, little is expected of the next."""
-        if self.cluster.script or all(node.vault.serves for node in self.seats):
+        if self.cluster.script or (all(node.vault.serves for node in self.seats) and not self._astray()):
             self.late = False
             return True
         patience_s = 0.1 if self.late else PATIENCE * self.cluster.settings.timeouts.floor_s
@@ -283,6 +290,8 @@ class Gang:
                 node.lap = (
                     None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
                 )
+                node.measured(generation, self.world.now - self.begun_at)
+            self.begun_at = self.world.now
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)
         if self.broken:
@@ -326,7 +335,17 @@ class Gang:
         stuck = self._stuck  # mostly it is the one of the last look
         if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
-        return self._stuck is not None or self.cluster.net.parted(self.names)
+        net = self.cluster.net
+        if self.disagrees and self.phase in COLLECTIVE:
+            return True
+        if self._stuck is not None or net.parted(self.names) or net.swallowed(self.names):
+            return True
+        return not self.plan.backend and net.fabric_broken(self.names)
+
+    @property
+    def disagrees(self) -> bool:
+        """Do its ranks call different collectives?"""
+        return 0 < sum(node.parts_ways > 0 for node in self.seats) < len(self.seats)
 
     def _evaluates(self) -> bool:
         """Is there something in this phase that only some steps have?"""
@@ -382,7 +401,7 @@ class Gang:
         for node in self.seats:
             if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
-            culprit = bool(node.hung or node.stopped)
+            culprit = bool((node.hung and not node.strays) or node.stopped)
             slot = min(node.hung | node.stopped, default=0)
             script = self.cluster.script
             progress = Progress(

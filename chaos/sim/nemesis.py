@@ -15,8 +15,9 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import Backup
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import Phase, Verb, Work
+from elasticrl.contract.model import UNTOLD, Phase, Stall, Verb, Work
 from elasticrl.core.lead.drain import needed, refusal
+from elasticrl.core.node.dossier import WAYS
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
@@ -131,7 +132,9 @@ class Nemesis:
     # ---- what
 
     def _strike(self, fault: Fault, here: str) -> Done | None:
-        tables = (self._to_worker, self._to_node, self._to_link, self._to_store, self._to_disk, self._by_operator)
+        tables = (
+            self._to_worker, self._to_node, self._to_link, self._to_way, self._to_store, self._to_disk, self._by_operator,
+        )  # fmt: skip
         for node in self._targets(fault, here):
             for table in tables:
                 done = table(fault.kind, fault, node)
@@ -148,7 +151,7 @@ class Nemesis:
             nodes, names = self.cluster.nodes, self.cluster.names
             yield from (nodes[name] for name in self.world.chance("stead").sample(names, min(len(names), 64)))
 
-    def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:
+    def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
         if kind == "crash_loop":
             gang = self.cluster.running
@@ -174,12 +177,29 @@ class Nemesis:
                 node.stopped.add(last)
                 self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
+            case "stray_worker":
+                node.hung.add(first)
+                node.strays = True
+            case "part_ways":
+                node.parts_ways = max(1, int(fault.value))
+            case "quiet_log" if self.cluster.script and node.stall is None:
+                node.stall = Stall(
+                    slot=first, step=0, phase=UNTOLD, for_s=60.0, budget_s=30.0, waiting=True, silent=True
+                )
+                node.tell()
+                return touched, partial(self._line, node)
             case "slow_worker":
                 node.slow = fault.value
                 return touched, partial(setattr, node, "slow", 1.0)
             case _:
                 return None
         return touched, None
+
+    def _line(self, node: Node) -> None:
+        """Its log tells of progress again."""
+        if node.stall is not None and node.stall.silent:
+            node.stall = None
+            node.tell()
 
     def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
@@ -214,7 +234,7 @@ class Nemesis:
             case "power_cut" if node.powered and not node.frozen:
                 node.power_off()
                 return touched, partial(self._boot, node)
-            case "lose_vault" if not node.vault.empty:
+            case "lose_vault" if not node.vault.empty or self.cluster.shape.vault_moves:
                 node.lose_vault()
                 return touched, None
             case "clock_rate":
@@ -300,6 +320,42 @@ class Nemesis:
                 self.cluster.beats.lossy(node.name)
                 return (node.name,), lambda: net.lossy.pop(node.name, None)
         return None
+
+    def _to_way(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        net = self.cluster.net
+        match kind:
+            case "late_ways":
+                net.late.add(node.name)
+                self._told_late(node, fault.value)
+                return (node.name,), partial(net.late.discard, node.name)
+            case "mtu_hole":
+                net.holes[node.name] = int(fault.value)
+                return (node.name,), lambda: net.holes.pop(node.name, None)
+            case "nccl_breaks":
+                ways = net.untried if fault.value else net.no_nccl
+                ways[node.name] += 1
+                return (node.name,), lambda: ways.subtract([node.name])
+        return None
+
+    def _told_late(self, node: Node, after_s: float) -> None:
+        """A neighbour's beats tell that one way is late; this node's, after a while, that all of its own are."""
+        plan = self.cluster.store.shared.plan
+        others = [self.cluster.nodes[name] for name in plan.seated if name != node.name] if plan else []
+        if plan is None or not others:
+            return
+
+        def fact(of: Node, peer: Node, sign: Sign) -> Evidence:
+            return Evidence(
+                kind=Kind.PROBE, sign=sign, node=of.name, peer=peer.name, generation=plan.generation, source=WAYS,
+                detail="a round trip takes 400 ms" if sign is Sign.DELAYED else "",
+            )  # fmt: skip
+
+        first = others[0]
+        self.world.later(0.3, first.finds, fact(first, node, Sign.DELAYED))
+        for other in others[1:]:
+            self.world.later(0.3, first.finds, fact(first, other, Sign.HEALTHY))
+        for other in others if after_s else ():
+            self.world.later(after_s, node.finds, fact(node, other, Sign.DELAYED))
 
     def _rejoin(self, node: Node, counters: Sequence[Counter[tuple[str, str]]], scopes: tuple[str, ...]) -> None:
         for counter in counters:
@@ -391,11 +447,14 @@ class Nemesis:
     def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
         if kind == "ask_drain":
             return self._drain_if_spared(fault, node)
+        if kind == "start_again":
+            return self._start_again()
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
         nodes = self.cluster.nodes
         via = next((nodes[name] for name in self.cluster.names if nodes[name].awake), None)
-        if via is None or self.cluster.store.shared.plan is None:
+        early = kind == "stop" and fault.value  # before there is a plan
+        if via is None or (self.cluster.store.shared.plan is None and not early):
             return None
         if kind == "drain" and not node.awake:
             return None
@@ -424,6 +483,17 @@ class Nemesis:
         self.world.note(Asked(at=self.world.now, verb=Verb.DRAIN.value, node=node.name))
         store.ask(Verb.DRAIN, node.name)
         return (node.name,), None
+
+    def _start_again(self) -> Done | None:
+        """All nodes of a job that is over, and that all have left."""
+        nodes = self.cluster.nodes.values()
+        if not self.stopped or any(node.daemon_up for node in nodes):
+            return None
+        for node in nodes:
+            node.wants_up = True
+            node.start_agent()
+            node.start_daemon()
+        return (), None
 
     def _ask(self, via: Node, verb: Verb, node: str | None) -> None:
         via.asked(verb, node)

@@ -24,6 +24,7 @@ from elasticrl.contract.model import (
     Lap,
     Member,
     Milestone,
+    Pace,
     Plan,
     Record,
     Stall,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 REQUEST_S = 1.0  # a store request's deadline
 SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
+STEP_BYTES = 5_000_000  # that each rank sends in a step
+SHARE_OF_OWN = 0.4  # of a step, in which a worker waits for nobody
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
@@ -96,10 +99,11 @@ class Node:
         self.dead: set[int] = set()
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
-        self.slow = 1.0
-        self.sick = False
-        self.telling = False
-        self.vault_life = 0
+        self.strays = False  # its beats say that it waits for others, and it is in its own code
+        self.slow, self.parts_ways = 1.0, 0  # in so many gangs it enters another collective than the others
+        self.pace: tuple[Pace, ...] = ()
+        self.vault_life, self.tests = 0, 0  # the newest probe for which it has tested its ways thoroughly
+        self.sick = self.telling = False
         self.vault = Vault()
         self.answered = False  # its agent answers for its daemon, which is gone
 
@@ -135,6 +139,8 @@ class Node:
         self.vault_life += 1
         if self.gang is not None:
             self.gang.bereft(self)
+        if self.cluster.shape.vault_moves:
+            self.tell()
 
     def start_daemon(self) -> None:
         """A daemon begins; it goes on with the life whose agent it finds."""
@@ -153,7 +159,14 @@ class Node:
         self.daemon_up, self.daemon_paused = True, False
         self.answered, self.vault.serves = False, True  # what was held is found again
         bits = self.cluster.bits_of(self.name)
-        card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=bits, since=self.since)
+        card = Record(
+            member=me,
+            slots=self.slots,
+            beat=f"{self.name}:7461",
+            probe=f"{self.name}:7462" if self.cluster.shape.deep else "",
+            bits=bits,
+            since=self.since,
+        )
         self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = self.doubted = -1
@@ -309,10 +322,8 @@ class Node:
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
                 self.world.later(delay, self._looked, self.life, None, request)
-            case events.Probe(generation=generation, targets=targets):
-                self.world.later(
-                    0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
-                )
+            case events.Probe():
+                self.world.later(0.2 + 0.3 * self.chance.random(), self._probed, self.life, action)
             case events.Try(found=found, targets=targets):
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._tested, self.life, found, tuple(sorted(targets))
@@ -338,19 +349,30 @@ class Node:
         if life == self.life:
             what()
 
-    def _probed(self, life: int, generation: int, targets: tuple[str, ...]) -> None:
+    def _probed(self, life: int, action: events.Probe) -> None:
         if life != self.life or not self.daemon_up:
             return
         if self.frozen or self.daemon_paused:
-            self.world.later(0.5, self._probed, life, generation, targets)
+            self.world.later(0.5, self._probed, life, action)
             return
         self.cluster.reach("probing", self)
-        out = tuple(t for t in targets if not self.cluster.reachable(self.name, t))
-        self.post(events.Probed(now=self.clock.now(), generation=generation, unreachable=out))
+        out = tuple(t for t in sorted(action.targets) if not self.cluster.reachable(self.name, t))
+        more = bool(action.pairs) and not out
+        self.post(events.Probed(now=self.clock.now(), generation=action.generation, unreachable=out, more=more))
+        if more and self.tests != action.generation:
+            self.tests = action.generation
+            self.world.later(0.5 + 0.5 * self.chance.random(), self._probed_deeply, life, action)
+
+    def _probed_deeply(self, life: int, action: events.Probe) -> None:
+        if life == self.life and self.awake:
+            peers = [a if b == self.name else b for a, b in action.pairs]
+            found = tuple(self.cluster.tried(self.name, peer) for peer in peers)
+            self.post(events.Probed(now=self.clock.now(), generation=action.generation, unreachable=(), results=found))
 
     def _tested(self, life: int, found: int, targets: tuple[str, ...]) -> None:
         if life == self.life and self.awake:
-            reached = tuple(t for t in targets if self.cluster.reachable(self.name, t))
+            net = self.cluster.net
+            reached = tuple(t for t in targets if self.cluster.reachable(self.name, t) and net.linked(self.name, t))
             out = tuple(t for t in targets if t not in reached)
             self.world.note(Tested(at=self.world.now, node=self.name, passed=not out))
             self.post(events.Tried(now=self.clock.now(), found=found, reached=reached, unreachable=out))
@@ -517,7 +539,17 @@ class Node:
         self.work, self.generation, self.born = Work.NONE, 0, 0
         self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
+        self.strays = False
         self.slow = 1.0
+        self.pace, self.lap = (), None
+
+    def measured(self, generation: int, took_s: float) -> None:
+        """A step is made: how long its own work took, and all of it."""
+        if not self.cluster.shape.deep:
+            return
+        own_s = SHARE_OF_OWN * self.cluster.step_s * self.slow * (1 + 0.02 * self.world.chance("pace").random())
+        self.pace = tuple(Pace(slot=slot, phase="rollout", seconds=own_s) for slot in range(self.slots))
+        self.lap = Lap(generation=generation, seconds=took_s, bytes=STEP_BYTES)
 
     @property
     def alive(self) -> bool:
@@ -558,9 +590,11 @@ class Node:
                 exit=self.exit,
                 stall=self.stall,
                 milestone=self.milestone,
-                lap=self.lap,
                 endpoint=self.endpoint if self.agent_up else "",
                 versions=self.cluster.versions_of(self.name),
+                pace=self.pace,
+                lap=self.lap,
+                vault=self.door if self.agent_up else "",
             )
         )
 
@@ -573,27 +607,40 @@ class Node:
         if waits and self.stall is not None and not self.stall.waiting:  # on its way from one collective to the next
             waits = self.world.chance("sight " + self.name).random() < 0.5
         sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
-        slot = min(self.hung | self.stopped, default=0)
-        plan = self.state.view.plan if self.state else None
-        me = self._me
+        first = min(self.hung | self.stopped, default=0)
+        # Of a node whose beats say nothing each worker is told of; else the one that tells which way it is.
+        slots = range(self.slots) if self.strays else (first,)
+        seen = (Sign.ELSEWHERE if slot in self.hung else Sign.WAITED if self.strays else sign for slot in slots)
+        facts = tuple(self._scene(slot, sign) for slot, sign in zip(slots, seen, strict=True))
+        self.post(events.Found(now=self.clock.now(), evidence=facts, scene=request))
+
+    def _scene(self, slot: int, sign: Sign) -> Evidence:
+        """Where one of its workers is."""
+        plan, me = self._plan, self._me
         known = plan is not None and plan.generation == self.generation and me in plan.seat_of
-        rank = plan.first_rank(me) + slot if plan is not None and known else None
-        detail = "in all_reduce" if waits else "in its own code: loop (train.py:12)"
+        waits = sign is Sign.WAITED
+        parted = waits and self.gang is not None and self.gang.disagrees
         fact = Evidence(
-            kind=Kind.STACK,
+            kind=Kind.RECORDER if parted else Kind.STACK,
             sign=sign,
-            rank=rank,
+            rank=plan.first_rank(me) + slot if plan is not None and known else None,
             node=self.name,
             generation=self.generation,
-            detail=detail,
+            detail="in all_reduce" if waits else "in its own code: loop (train.py:12)",
             source="sim",
         )
-        self.post(events.Found(now=self.clock.now(), evidence=(fact,), scene=request))
+        op = "broadcast" if self.parts_ways else "all_reduce"
+        return replace(fact, group="default_pg", seq=7, op=op) if parted else fact
 
     def finds(self, fact: Evidence) -> None:
         """Something about this machine comes to its daemon's notice."""
         if self.awake:
             self.post(events.Found(now=self.clock.now(), evidence=(fact,)))
+
+    @property
+    def door(self) -> str:
+        """Of its vault, where that matters."""
+        return f"{self.name}:{40000 + self.vault_life}" if self.cluster.shape.vault_moves else ""
 
     @property
     def endpoint(self) -> str:

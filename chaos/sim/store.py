@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Planned
+from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Inspected, Planned
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
@@ -288,6 +288,7 @@ class Store:
         """Where are everybody's workers?"""
         if self.shared.leader_revision == action.if_leader:
             self._share(look=action.generation, look_revision=self.revision + 1)
+            self._world.note(Inspected(at=self._world.now, generation=action.generation))
 
     def ask(self, verb: Verb, node: str | None) -> None:
         """What an operator wants."""

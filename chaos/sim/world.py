@@ -100,6 +100,10 @@ class Network:
         self.repeat = 0.0  # requests are applied again up to this much later
         self.delay = 0.0  # more than usual, up to
         self.lossy: dict[str, float] = {}  # share of the beats from and to a node that is lost
+        self.holes: dict[str, int] = {}  # frames of a node over so many bytes are lost
+        self.late: set[str] = set()  # the ways of these take long
+        self.untried: Counter[str] = Counter()  # of these nobody finds out in time whether it does
+        self.no_nccl: Counter[str] = Counter()  # over the ways of these NCCL does not work, and all else does
 
     def hears(self, src: str, dst: str, scope: str) -> bool:
         """Does what `src` sends reach `dst`?"""
@@ -118,6 +122,15 @@ class Network:
         if any(self.deaf.get((n, "data")) or self.dumb.get((n, "data")) for n in self.cut_nodes if n in names):
             return True
         return any(n and scope == "data" and a in names and b in names for (a, b, scope), n in self.cuts.items())
+
+    def swallowed(self, names: Collection[str]) -> bool:
+        """Does next to nothing get through among these, as large frames are lost, or all are late?"""
+        ill = self.holes.keys() | self.late
+        return len(names) > 1 and not ill.isdisjoint(names) if ill else False
+
+    def fabric_broken(self, names: Collection[str]) -> bool:
+        """Does NCCL not work among these?"""
+        return len(names) > 1 and any(self.no_nccl[name] for name in names) if self.no_nccl else False
 
     def lag(self, name: str) -> float:
         """How long a message to or from the store takes."""

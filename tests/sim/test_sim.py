@@ -178,7 +178,12 @@ def test_every_kind_of_fault_can_strike():
         if kind == "torn_save":
             fault = replace(fault, at=None, when="saving")
         shape = Shape(nodes=5, late=late, settings=Settings(lanes=20, membership=Membership(min_nodes=2)))
-        result = run(Scenario(name=kind, shape=shape, faults=(fault,), trouble_s=18), "1")
+        scenario = Scenario(name=kind, shape=shape, faults=(fault,), trouble_s=18)
+        if kind == "quiet_log":
+            scenario = scripted(scenario, Level.SUPERVISED)
+        if kind == "start_again":
+            scenario = replace(scenario, faults=(Fault(kind="stop", at=6.0), fault))
+        result = run(scenario, "1")
         struck |= {fact.kind for fact in result.history if isinstance(fact, Struck)}
         assert not result.violations, (kind, list(map(str, result.violations)))
         if kind not in ("stop", "crash_loop"):

@@ -7,10 +7,11 @@ from core_kit import plan
 
 from chaos.case import Case
 from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
-from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
-from chaos.scenario import Scenario, Shape
+from chaos.demands import what_was_expected
+from chaos.history import Died, Fact, Inspected, Planned, Resumed, Sealed, Struck
+from chaos.scenario import Expect, Scenario, Shape
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.model import Phase
+from elasticrl.contract.model import Member, Phase, Rung
 from elasticrl.contract.settings import Recovery, Settings
 
 NODES = ("n00", "n01", "n02")
@@ -83,3 +84,29 @@ def test_a_failure_that_is_told_after_the_stop_which_answers_it_counts():
 def test_a_step_that_others_have_sealed_meanwhile_is_no_progress_of_the_one_who_fails():
     assert not stopped(failed(10.0, 1), failed(12.0, 2), failed(14.0, 3), between=(sealed(11.0, 41),))
     assert stopped(failed(10.0, 1), failed(12.0, 2, step=41), failed(14.0, 3, step=42)), "it got further each time"
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        (Expect(rungs_at_least=3), "rung 1 was taken, expected at least 3"),
+        (Expect(rungs_at_least=1), ""),
+        (Expect(seated=("n00", "n02")), "seats of n00, n01 at the end, expected n00, n02"),
+        (Expect(seated=("n00", "n01")), ""),
+        (Expect(looks_at_most=0), "all were looked at 1 times, expected at most 0"),
+        (Expect(looks_at_least=2), "all were looked at 1 times, expected at least 2"),
+        (Expect(looks_at_least=1, looks_at_most=1), ""),
+        (Expect(caused="stalled; reborn n02"), ""),
+        (Expect(caused="stalled + reborn n02"), "no plan was caused by 'stalled + reborn n02'"),
+        (Expect(caused="reborn n02 + joined"), ""),
+        (Expect(caused="reborn -n02"), "no plan was caused by 'reborn -n02'"),
+    ],
+)
+def test_what_a_scenario_demands_is_asked_for(expect: Expect, said: str):
+    stalled = replace(plan(1, "n00", "n01"), causes=(Cause(why=Why.STALLED),), rung=Rung.REFORM)
+    reborn = Cause(why=Why.REBORN, who=(Member(node="n02", incarnation=1),))
+    after = replace(plan(2, "n00", "n01"), causes=(reborn, Cause(why=Why.JOINED)), rung=Rung.REFORM)
+    plans = [Planned(at=at, plan=p, by="n00/1", committed=0, paused_s=0.0) for at, p in ((1.0, stalled), (3.0, after))]
+    history = [plans[0], Inspected(at=2.0, generation=1), plans[1]]
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6)), expect=expect)
+    assert [what for _, what in what_was_expected(Case(scenario, history))] == ([said] if said else [])

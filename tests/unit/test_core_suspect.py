@@ -1,6 +1,7 @@
 """Silence, stalls and reach: the three pure judgements, as tables."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -67,7 +68,13 @@ def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
     ],
 )
 def test_after_a_probe_those_go_on_who_all_reach_each_other(nodes, broken, kept):
-    assert "".join(split(nodes, dict.fromkeys(nodes, "") | broken)) == kept
+    tested = [pair for pair in combinations(nodes, 2) if pair not in {("b", "e"), ("c", "f")}]
+    assert "".join(split(nodes, dict.fromkeys(nodes, "") | broken, tested)) == kept
+
+
+def test_who_has_gone_from_a_half_costs_nobody_else_his_place():
+    across = {"a": "def", "b": "df", "c": "de"}  # not tested: be, cf
+    assert "".join(split("abcdef", dict.fromkeys("abcdef", "") | across)) == "abc"
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,7 @@ def form(scene: Scene) -> Move | None:
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
     if len(seats) < need:
-        others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
-        unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
-        strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
-        unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
-        unlike += "; it trains on no fewer (membership.fixed)" if scene.settings.membership.fixed else ""
-        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
+        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{_lacking(scene)}{unready(scene.records)}")
     back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting for more")
@@ -47,6 +42,15 @@ def form(scene: Scene) -> Move | None:
     goes_on = Cause(why=Why.RESUMED if plan.says(Why.PAUSED) else Why.WENT_ON)
     joined = (Cause(why=Why.JOINED, who=came),) if came else ()
     return Move(plan=scene.train(seats, goes_on, *forgone(scene, seats), *joined, rung=rung, strike=plan.strike))
+
+
+def _lacking(scene: Scene) -> str:
+    """Why no more are ready than there are, as far as they differ from the job."""
+    others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
+    unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
+    strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
+    unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
+    return unlike + ("; it trains on no fewer (membership.fixed)" if scene.settings.membership.fixed else "")
 
 
 def _begins(view: View) -> Cause:
@@ -118,15 +122,15 @@ def ease(scene: Scene) -> Move | None:
     act = scene.settings.policy.get(Fault.STRAGGLER, Act.REPORT)
     if plan is None or not slow or not scene.trained or act not in {Act.REPLACE, Act.QUARANTINE}:
         return None
-    seat = next((seat for seat in plan.seats if seat.member.node == slow[0].node), None)
-    if seat is None or seat.member.node in scene.lead.eased:
+    seat = next(seat for seat in plan.seats if seat.member.node == slow[0].node)
+    if seat.member.node in scene.lead.eased:
         return None
     verdict = judge(slow, Known(world=plan.world, nodes=plan.node_of))
     confine = confinements(scene, {seat.member: found(verdict)}) if act == Act.QUARANTINE else ()
     if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
         return None
     fates = tuple(replace(f, seat=None) if s is seat else f for f, s in zip(scene.fates, plan.seats, strict=True))
-    seats = scene.arrange(fates, grow=False)
+    seats = scene.arrange(fates, grow=False, without=scene.lead.eased)
     eased = scene.train(seats, found(verdict), rung=Rung.REFORM, strike=plan.strike)
     return Move(plan=eased, confine=confine, verdict=verdict)
 
@@ -142,15 +146,11 @@ def moved(scene: Scene) -> Move | None:
         return None
     of = zip(plan.seats, scene.ranked, strict=True)
     gone = tuple(s.member for s, r in of if r and r.vault != s.vault and scene.vault_of(s) != s.vault)
-    if not gone:
-        return None
     cause = Cause(why=Why.VAULT_MOVED, who=gone)
     newcomers = {seat.member for seat in plan.seats if seat.born == plan.generation}
     if newcomers.issuperset(gone) and (scene.still_trains or scene.on_their_way.issuperset(gone)):
-        return None  # the gang trains without them: once it has grown, all hear it
+        return None  # nobody; or those without whom the gang trains: once it has grown, all hear it
     if scene.trained or plan.grows:
         return Move(plan=scene.train(scene.staying, cause, rung=Rung.REFORM, strike=plan.strike))
-    if len(scene.kept) < len(plan.seats):
-        return None
     again = scene.write(Phase.TRAIN, plan.seats, cause, rung=plan.rung, strike=plan.strike, saves=plan.saves)
     return Move(plan=again)

@@ -53,7 +53,7 @@ def losses(scene: Scene) -> Move | None:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
     causes, verdict = _why_lost(scene, condemned)
     causes += capped(scene, unwanted, confine)
-    lost = (s.member for f, s in zip(scene.fates, plan.seats, strict=True) if f.seat is None or f.fresh)
+    lost = {s.member for f, s in zip(scene.fates, plan.seats, strict=True) if f.seat is None or f.fresh}
     if not scene.on_their_way.issuperset(lost) and (stop := hopeless(scene)):
         return stop
     seats = scene.arrange(fates, grow=False)

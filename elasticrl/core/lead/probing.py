@@ -64,12 +64,12 @@ def probing(scene: Scene) -> Move | None:
     if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
         return Move(wake_at=due, why="waiting for what the members find on the way to each other")
     ways = findings((*scene.lead.earlier, *scene.lead.results))
-    broken = {node: set(found or ()) for node, found in answers.items()}
+    broken = {node: set(found) for node, found in answers.items()}
     for fact in ways:
         if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
             broken[fact.node].add(str(fact.peer))
     order = dict.fromkeys((*(seat.member.node for seat in seats), *answers))
-    kept = set(split(order, broken))
+    kept = set(split(order, broken, (*probe_links(plan), *plan.pairs)))
     out = tuple(seat for seat in seats if seat.member.node not in kept)
     fates = tuple(
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
@@ -118,14 +118,15 @@ def _between(ways: tuple[Evidence, ...], nodes: Collection[str]) -> tuple[Eviden
     """Of those who are there still: that there is no way to one that has died says nothing of the network. Found by a new user,
     who killed two of three nodes at once and was sent to look at the cable between them.
     """
-    return tuple(fact for fact in ways if fact.node in nodes and (not fact.peer or fact.peer in nodes))
+    return tuple(fact for fact in ways if fact.node in nodes and fact.peer in nodes)
 
 
 def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:
     """What is known of the stall and of the ways between the nodes, together."""
     finding, plan = scene.lead.finding, scene.plan
+    assert plan is not None
     facts = (*(finding.of if finding else ()), *ways)
-    if plan is None or not dossier.speaks(facts):
+    if not dossier.speaks(facts):
         return None, None
     verdict = judge(facts, Known(world=plan.world, nodes=plan.node_of))
     carries = bool(ways) and all(fact.sign in {Sign.HEALTHY, Sign.NCCL_BROKEN} for fact in ways)

@@ -52,7 +52,7 @@ def _strikes(scene: Scene, member: Member) -> int:
 
 def capped(scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> tuple[Cause, ...]:
     """Who is not kept out though there is reason to, and which cap keeps us from it."""
-    put_out = {quarantine.member for quarantine in confined if quarantine.held}
+    put_out = {quarantine.member for quarantine in confined}
     who = tuple(member for member in _fresh(scene, reasons) if member not in put_out)
     most, cap = _most(scene)
     return (Cause(why=Why.CAPPED, who=who, of=most, setting=cap),) if who else ()

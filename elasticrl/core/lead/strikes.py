@@ -28,13 +28,17 @@ def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = Fal
 
 
 def alike(one: Cause, other: Cause) -> bool:
-    """The same but for figures, which are of one rank, process or moment?
+    """The same but for figures, which are of one rank, process or moment, and for which rung's time was up?
+
+    Found by the scenario nccl-breaks-and-nobody-may-use-gloo: each rung that did not help looked like a first failure.
 
     >>> one, other = "ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab"
     >>> alike(Cause(why=Why.FAILED, said=one), Cause(why=Why.FAILED, said=other))
     True
+    >>> alike(Cause(why=Why.UNFORMED, setting="recovery.restart"), Cause(why=Why.UNFORMED, setting="recovery.reload"))
+    True
     """
-    bare, also = (replace(each, said=FIGURES.sub("#", each.said)) for each in (one, other))
+    bare, also = (replace(each, said=FIGURES.sub("#", each.said), setting="") for each in (one, other))
     return bare == also
 
 

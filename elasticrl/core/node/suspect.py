@@ -226,22 +226,27 @@ def conviction(view: View, reach: int) -> Conviction:
     return convict(((r.member.node, other) for r in accusers for other in accused(r)), watchers)
 
 
-def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+def split(
+    nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]], tested: Iterable[Pair] = ()
+) -> tuple[str, ...]:
     """The nodes to go on with after a probe: all of whom can reach each other, as many as we can tell, in the order given.
 
     First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
     that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
-    ones without the one that has not answered, then the one with more broken links outside of the part, then the later). Who
-    answers has a key in `unreachable`. Found by simulation: of two nodes the dead one had no complaint, so the other was put
-    out. Found by simulation: pairs that nobody tests hold, so one that nobody reached stayed, and one that was well went.
+    ones without the one that has not answered, then the one with more broken links outside of the part, then the one with fewer
+    that were `tested` and hold, then the later). Who answers has a key in `unreachable`.
+
+    Found by simulation: of two nodes the dead one had no complaint, so the other was put out. Pairs that nobody tests hold, so
+    one that nobody reached stayed, and one that was well went. A link to one who had gone already counted once more, so both
+    ends went, and too few of a half were left.
     """
     order = list(nodes)
     here = set(order)
     broken = {frozenset((a, b)) for a in order for b in unreachable.get(a, ()) if b in here and a != b}
 
-    def fault(links: list[frozenset[str]], node: str) -> tuple[int, bool, int, int]:
-        here, everywhere = (sum(node in pair for pair in pairs) for pairs in (links, broken))
-        return (here, node not in unreachable, everywhere, order.index(node))
+    def fault(links: list[frozenset[str]], node: str) -> tuple[int, bool, int, int, int]:
+        here, outside, holds = (sum(node in pair for pair in pairs) for pairs in (links, beyond, whole))
+        return (here, node not in unreachable, outside, -holds, order.index(node))
 
     def worth(part: list[str]) -> tuple[bool, int, int, int]:
         answered = sum(node in unreachable for node in part)
@@ -249,6 +254,8 @@ def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tup
 
     parts = sorted(_parts(order, broken), key=worth)
     kept = set(parts[0]) if parts else set()
+    beyond = [pair for pair in broken if not pair <= kept]
+    whole = {frozenset(pair) for pair in tested if unreachable.keys() >= set(pair)} - broken
     while True:
         links = [pair for pair in broken if pair <= kept]
         if not links:
