@@ -548,12 +548,15 @@ def no_worker_ends_for_an_older_plan(case: Case) -> Iterator[Complaint]:
 
 def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
     """A generation that trains is not committed for by a node whose workers are not in it. A gang that has made all steps joins
-    none that would add to it, and commits its last under that plan (found by seed 140, with news that came apart).
+    none that would add to it, and commits under that plan whatever it has saved (found by seeds 140 and 41000591, with news
+    that came apart).
     """
     heads: dict[int, str] = {}
     first = {fact.plan.seats[0].member.node for fact in case.plans if fact.plan.seats}
     joined: set[tuple[str, int]] = set()  # of those that head some gang
     ended: set[int] = set()  # generations that add to a gang, which may have ended before
+    all_made: set[int] = set()  # generations that have made the last step there is
+    last = case.scenario.shape.settings.steps * case.scenario.shape.updates
     for fact in case.history:
         if isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN and fact.plan.seats:
             heads[fact.plan.generation] = fact.plan.seats[0].member.node
@@ -561,10 +564,12 @@ def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
                 ended.add(fact.plan.generation)
         elif isinstance(fact, Began) and fact.node in first:
             joined.add((fact.node, fact.generation))
+        elif isinstance(fact, Sealed | Made) and fact.version == last:
+            all_made.add(fact.generation)
         elif isinstance(fact, Committed) and fact.generation in heads:
             head = heads[fact.generation]
-            last = fact.generation in ended and fact.step == case.scenario.shape.settings.steps
-            if (head, fact.generation) not in joined and not last:
+            done = fact.generation in ended and fact.generation - 1 in all_made
+            if (head, fact.generation) not in joined and not done:
                 yield fact.at, f"step {fact.step} was committed by generation {fact.generation}, which {head} is not in"
 
 

@@ -6,8 +6,8 @@ import pytest
 from core_kit import plan
 
 from chaos.case import Case
-from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
-from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
+from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost, only_who_has_joined_commits
+from chaos.history import Began, Committed, Died, Fact, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Scenario, Shape
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.model import Phase
@@ -83,3 +83,24 @@ def test_a_failure_that_is_told_after_the_stop_which_answers_it_counts():
 def test_a_step_that_others_have_sealed_meanwhile_is_no_progress_of_the_one_who_fails():
     assert not stopped(failed(10.0, 1), failed(12.0, 2), failed(14.0, 3), between=(sealed(11.0, 41),))
     assert stopped(failed(10.0, 1), failed(12.0, 2, step=41), failed(14.0, 3, step=42)), "it got further each time"
+
+
+def committed_as_it_would_grow(*made: int) -> list[tuple[float, str]]:
+    """Generation 1 has made these of ten steps as a plan adds n02 to it; step 8 ends to be saved then, and is committed."""
+    first = plan(1, "n00", "n01")
+    more = replace(plan(2, *NODES), seats=(*first.seats, replace(plan(2, "n02").seats[0], born=2)))
+    assert more.grows
+    history = (
+        Planned(at=0.0, plan=first, by="n00/1", committed=0, paused_s=0.0),
+        *(Began(at=0.1, node=node, generation=1, fresh=True) for node in ("n00", "n01")),
+        *(sealed(float(step), step) for step in made),
+        Planned(at=10.5, plan=more, by="n00/1", committed=0, paused_s=0.0),
+        Committed(at=11.0, step=8, generation=2, manifest="step-00000008"),
+    )
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6, steps=10)))
+    return list(only_who_has_joined_commits(Case(scenario, history)))
+
+
+def test_a_gang_that_is_done_commits_what_it_saves_under_the_plan_that_would_add_to_it():
+    assert not committed_as_it_would_grow(8, 9, 10)
+    assert committed_as_it_would_grow(8, 9), "it trains still, and has not heard of that plan"
