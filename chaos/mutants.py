@@ -82,6 +82,7 @@ MUTANTS: Final = (
     _m("a job is finished when its last step is committed", "core.lead.intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("no gang is formed of workers that end with a save", "core.lead.growth", "if wait := ending(scene) or waking(scene):", "if wait := waking(scene):", "a-node-comes-while-a-held-gang-ends-with-a-save"),
+    _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
     _m("a pause is heeded", "core.lead.intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
     _m("a stop is heeded", "core.lead.intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a stop of the run before is not obeyed", "core.lead.intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),

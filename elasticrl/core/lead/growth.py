@@ -58,7 +58,7 @@ def _begins(view: View) -> Cause:
 
 
 def ending(scene: Scene) -> Move | None:
-    """Under a HOLD that saves: all workers of the gang end, those of nodes too that stay. A gang of them would break as they do.
+    """Under a HOLD that saves: all workers of the gang end, on nodes that stay too. A gang of them would break as they do.
 
     Found by simulation: a node came as the others saved, was enough, and the gang with it lost its workers a few seconds later.
     """

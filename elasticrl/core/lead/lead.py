@@ -60,7 +60,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish()  # until the store knows of this job again, nothing is decided by what it shows
     if (waits := outrun(state, now)) is not None:
         return state, waits
-    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made, state.card.since)
+    own = (state.made, state.formed, state.card.since)
+    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, *own)
     memory = remember(scene, deaf=deaf(state, now))
     memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)

@@ -78,6 +78,7 @@ class Scene:
     me: Member
     now: float
     made: int = 0  # the newest generation in which this node's own workers sealed a step
+    formed: int = 0  # that in which they got through the first collective
     since: int = 0  # the store's revision when this node's life began
 
     def recalling(self, lead: Lead) -> "Scene":
@@ -417,8 +418,13 @@ class Scene:
     def grown(self) -> bool:
         """Is there nobody whom the plan adds to a gang, or have all of those been there? Who trains in the present gang has
         been through a collective with everybody; that stays true whoever is lost afterwards.
+
+        Found by simulation: a gang formed, and a worker failed at once. The leader had seen no record that told of the gang,
+        though its own workers had trained in it, and left all newcomers behind.
         """
         if self.plan is None or not self.plan.grows or self.lead.grown == self.plan.generation:
+            return True
+        if self.formed == self.plan.generation:
             return True
         return bool(self.doing[Work.TRAINING] or self.doing[Work.STALLED]) or self.sealed_here
 

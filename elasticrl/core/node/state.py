@@ -113,6 +113,7 @@ class State:
     view: View = field(default_factory=View)
     workers: Workers | None = None
     joined: int = 0  # the newest generation that living workers of this member were in
+    formed: int = 0  # the newest generation in which they got through the first collective
     made: int = 0  # the newest generation in which they sealed a step
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
