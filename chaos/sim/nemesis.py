@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from chaos.case import node_of
 from chaos.faults import Fault, holder
-from chaos.history import Eased, Elected, Fact, Healed, Struck
+from chaos.history import Eased, Elected, Fact, Healed, Left, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
@@ -56,6 +57,9 @@ class Nemesis:
         if isinstance(fact, Elected) and "elected" in self.cluster.wanted:
             node = self.cluster.nodes[fact.member.partition("/")[0]]
             self.world.later(0.001, self.reached, "elected", node)
+        elif isinstance(fact, Left) and self.healed:
+            # Drained before the healing, it waited for a save. Who healed all others starts it again as well.
+            self.world.later(1.0, self._repair, self.cluster.nodes[node_of(fact.member)])
 
     def _try(self, number: int, fault: Fault, here: str, again: int) -> bool:
         """Strike if that is possible now; a fault at a time waits a while for its chance."""
@@ -86,17 +90,18 @@ class Nemesis:
         self.healed = True
         for number in sorted(self.active):
             self._ease(number)
-        cluster = self.cluster
-        over = self.stopped
-        for name in sorted(cluster.nodes):
-            node = cluster.nodes[name]
-            node.sick = False
-            if not over:
-                node.boot()
-                node.wants_up = True
-                node.start_agent()
-                node.start_daemon()
+        for name in self.cluster.names:
+            self.cluster.nodes[name].sick = False
+            self._repair(self.cluster.nodes[name])
         self.world.note(Healed(at=self.world.now))
+
+    def _repair(self, node: Node) -> None:
+        """As long as the job goes on, all of a node is there."""
+        if not self.stopped:
+            node.boot()
+            node.wants_up = True
+            node.start_agent()
+            node.start_daemon()
 
     @property
     def stopped(self) -> bool:
