@@ -83,6 +83,7 @@ MUTANTS: Final = (
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("no gang is formed of workers that end with a save", "core.lead.growth", "if wait := ending(scene) or waking(scene):", "if wait := waking(scene):", "a-node-comes-while-a-held-gang-ends-with-a-save"),
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
+    _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a pause is heeded", "core.lead.intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
     _m("a stop is heeded", "core.lead.intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a stop of the run before is not obeyed", "core.lead.intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),
@@ -214,7 +215,7 @@ MUTANTS: Final = (
     _m("whom a neighbour does not hear goes with its lease", "core.lead.scene", "            and str(seat.member) not in doubted\n", "", "the-other-of-two-loses-its-power"),
     # Found by breaking all that there is (chaos/mutate.py): each got a scenario or a check.
     _s("the office is taken as it was seen", "if self.shared.leader_revision == over:", "if True:", "two-deaths-one-spare-process"),
-    _m("a failure is counted once", "core.lead.lead", "elif last.generation < left.generation:", "elif last.generation <= left.generation:", "a-failure-is-counted-once"),
+    _m("a failure is counted once", "core.lead.lead", "elif last.generation < _born(scene, record):", "elif True:", "a-failure-is-counted-once"),
     _m("a drain beside a loss is no drain alone", "core.lead.lost_seats", "if not leaving or any(", "if not leaving or False and any(", "a-drain-beside-a-loss"),
     _m("a held node leaves when its time is up", "core.node.follow", "if safe or late", "if safe", "a-held-node-leaves-when-its-time-is-up"),
     _m("who misses two rungs is kept out", "core.lead.lost_seats", "unwanted = dict.fromkeys(cause.who, cause)", "unwanted = {}", "who-misses-two-rungs-is-kept-out"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from elasticrl.contract.events import Action, Confine, Inspect, Propose
-from elasticrl.contract.model import Intent, Phase, Work
+from elasticrl.contract.model import Intent, Phase, Record, Work
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.lead.fallback import measured
 from elasticrl.core.lead.findings import brief, investigate
@@ -92,6 +92,12 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced, stops), move.why)
 
 
+def _born(scene: Scene, record: Record) -> int:
+    """Of which generation the worker was that has failed: one that fails between two plans is told of under both."""
+    seat = scene.plan.seat_of.get(record.member) if scene.plan else None
+    return seat.born if seat else record.generation
+
+
 def deaf(state: State, now: float) -> bool:
     """Is an answer of the store overdue? Then the members' silence says nothing about them."""
     return now > state.leased + state.settings.membership.keepalive_s + state.settings.retry_s
@@ -138,7 +144,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
         if last is None or (left.step > last.step and record.member not in scene.on_their_way):
             failures[node] = Failures(generation=left.generation, step=left.step, count=1)
-        elif last.generation < left.generation:
+        elif last.generation < _born(scene, record):
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
     formed = lead.formed if lead.generation else scene.view.generation - 1  # of those before, a new leader thinks well
