@@ -254,7 +254,7 @@ class _Guilt:
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
         if isinstance(fact, Struck | Eased):
-            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate",))):
+            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate", "lossy_node"))):
                 trouble.see(fact, kinds)
         elif isinstance(fact, Planned):
             self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
@@ -276,11 +276,8 @@ class _Guilt:
 
     def touched(self, member: str) -> bool:
         """Has anything befallen this member or its links? The last one that hears, alone among the deaf, may pass for deaf."""
-        if (
-            self.seats & self.cut.nodes
-            and len(self.seats - self.cut.nodes) <= 1
-            and self.cut.felt(self.now, self.lease_s)
-        ):
+        deaf = self.cut.upon(self.now, self.lease_s)
+        if self.seats & deaf and len(self.seats - deaf) <= 1:
             return True
         return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
 
@@ -293,25 +290,28 @@ class _Trouble:
     """Faults of some kinds: whether one is felt at a time."""
 
     def __init__(self) -> None:
-        self.active: set[int] = set()
-        self.nodes: set[str] = set()
+        self.active: dict[int, tuple[str, ...]] = {}
+        self.until: dict[str, float] = {}  # when the last one of each node ended
         self.ended = -inf
 
     def see(self, fact: Struck | Eased, kinds: tuple[str, ...]) -> None:
         """One begins or ends."""
         if fact.kind not in kinds:
             return
-        if isinstance(fact, Struck):
-            self.nodes.update(fact.nodes)
         if isinstance(fact, Struck) and ALL[fact.kind].for_s is not None:
-            self.active.add(fact.number)
+            self.active[fact.number] = fact.nodes
         else:
-            self.active.discard(fact.number)
+            self.until.update(dict.fromkeys(self.active.pop(fact.number, ()), fact.at))
             self.ended = fact.at
 
     def felt(self, at: float, after_s: float) -> bool:
         """Is one active, or has it ended not long ago?"""
         return bool(self.active) or at < self.ended + after_s
+
+    def upon(self, at: float, after_s: float) -> frozenset[str]:
+        """Which nodes feel one."""
+        lately = (node for node, ended in self.until.items() if at < ended + after_s)
+        return frozenset(lately).union(*self.active.values())
 
 
 def the_innocent_are_not_quarantined(case: Case) -> Iterator[Complaint]:
