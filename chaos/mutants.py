@@ -84,6 +84,7 @@ MUTANTS: Final = (
     _m("no gang is formed of workers that end with a save", "core.lead.growth", "if wait := ending(scene) or waking(scene):", "if wait := waking(scene):", "a-node-comes-while-a-held-gang-ends-with-a-save"),
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
+    _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
     _m("a pause is heeded", "core.lead.intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
     _m("a stop is heeded", "core.lead.intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a stop of the run before is not obeyed", "core.lead.intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),

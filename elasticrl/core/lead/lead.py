@@ -85,6 +85,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         )
     if move.inspect:
         actions.append(Inspect(generation=state.view.generation, if_leader=state.view.leader_revision))
+    written = dict.fromkeys((quarantine.member.node for quarantine in move.confine if quarantine.held), now)
+    memory = replace(memory, confining={**memory.confining, **written}) if written else memory
     graced = scene.grace_until if scene.grace else inf
     waits_s = BACK_TTLS * scene.settings.membership.lease_ttl_s
     graced = min((graced, *(memory.absent[member] + waits_s for member in scene.unregistered)))
@@ -176,6 +178,11 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
             if seat.member.node not in scene.records
         },
         confined={node: lead.confined.get(node, now) for node in scene.held},
+        confining={
+            node: at
+            for node, at in lead.confining.items()
+            if node not in scene.held and now < at + scene.settings.membership.lease_ttl_s
+        },
         well={m: lead.well.get(m, now) for m in scene.unforgiven if m in lead.well or scene.proves_well(m)},
         failures=failures,
         gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,

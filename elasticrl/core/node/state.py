@@ -69,6 +69,9 @@ class Lead:
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
     absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    confining: Mapping[str, float] = field(
+        default_factory=dict
+    )  # whose quarantine was written, and when, and not seen yet
     well: Mapping[Member, float] = field(
         default_factory=dict
     )  # since when each who is not forgiven yet is up and let be
