@@ -18,10 +18,8 @@ def confinements(scene: Scene, reasons: Mapping[Member, Cause]) -> tuple[Quarant
     """
     room = max(0, _most(scene)[0] - len(scene.kept_out))
     fresh = _fresh(scene, reasons)
-    again = [
-        member for member in fresh if member.node in scene.kept_out
-    ]  # its quarantine was written, and is not seen yet
-    chosen = (*again, *[member for member in fresh if member not in again][:room])
+    written = [member for member in fresh if member.node in scene.kept_out]  # and not seen yet
+    chosen = (*written, *[member for member in fresh if member not in written][:room])
     return tuple(Quarantine(member=member, cause=reasons[member], strikes=_strikes(scene, member)) for member in chosen)
 
 
