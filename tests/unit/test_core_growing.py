@@ -400,3 +400,39 @@ def test_a_leader_whose_own_workers_were_in_the_gang_leaves_no_newcomer_behind()
     found = proposed(life)
     assert found is not None
     assert "n02" in seated(found)
+
+
+def test_a_worker_that_fails_between_two_plans_is_told_of_under_both_and_counted_once():
+    life = growing()
+    counts = []
+
+    def fails(now, generation):
+        exit_ = Exit(generation=generation, slot=0, step=8, cause="exit code 1: ValueError", own=True)
+        life.told(now, record("n01", work=Work.FAILED, generation=generation, step=8, exit=exit_))
+        counts.append(life.state.lead.failures["n01"].count)
+
+    trains(life, 5.0, 3, "n00", "n01")
+    fails(5.1, 3)
+    life.seen(5.2, "plan 4 was on its way", plan=replace(GROWN, generation=4), plan_revision=40)
+    fails(5.3, 4)
+    life.seen(5.4, "plan 5", plan=replace(plan(5, "n00"), seats=(seat("n00"), seat("n01", born=5))), plan_revision=50)
+    fails(5.5, 5)
+    assert counts == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("born", "own", "launched"),
+    [(1, True, False), (3, True, False), (4, True, True), (1, False, True)],
+)
+def test_a_program_that_raised_is_told_of_before_its_seat_is_filled_unless_a_plan_has_answered_it(born, own, launched):
+    """Generation 3 was the last that it heard of, and its worker is gone; generation 5 is the next."""
+    life = Life("n01/1")
+    life.leased(0.0)
+    life.seen(0.1, "plan 3", plan=plan(3, "n00", "n01"), plan_revision=30)
+    left = Exit(generation=3, slot=0, step=8, cause="exit code 1: ValueError", own=own)
+    life.at(0.2, Workers(now=0, work=Work.TRAINING, generation=3, born=1, warm=True, step=8))
+    life.at(0.3, Workers(now=0, work=Work.FAILED, generation=3, warm=True, step=8, exit=left))
+    seats = (seat("n00"), seat("n01", born=born), seat("n02", born=5))
+    life.seen(0.4, "plan 5", plan=replace(plan(5, "n00"), seats=seats), plan_revision=50)
+    assert any(line.strip().startswith("Launch 5") for line in life.lines) is launched
+    assert (life.view.own.work, life.view.own.generation) == ((Work.FAILED, 3) if launched else (Work.FAILED, 5))

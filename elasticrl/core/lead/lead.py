@@ -96,7 +96,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
 
 def _born(scene: Scene, record: Record) -> int:
     """Of which generation the worker was that has failed: one that fails between two plans is told of under both."""
-    seat = scene.plan.seat_of.get(record.member) if scene.plan else None
+    seat = scene.plan and scene.plan.seat_of.get(record.member)
     return seat.born if seat else record.generation
 
 
