@@ -189,23 +189,27 @@ def the_innocent_keep_their_office(case: Case) -> Iterator[Complaint]:
 
 def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
     """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake. Who
-    was to come into a gang that trains may be left behind where that gang has to form before it has grown.
+    was to come into a gang that trains may be left behind where that gang has to form before it has grown, as far as its leader
+    can know: one without a seat in it knows by the store alone (found by seed 42003124).
     """
     guilty = _Guilt(case)
     before: Plan | None = None
-    formed: set[int] = set()
+    formed: dict[int, float] = {}  # when each generation did
+    news_s = case.scenario.shape.apart_s + KNOWN_S
     for fact in case.history:
         if isinstance(fact, Resumed):
-            formed.add(fact.generation)
+            formed[fact.generation] = fact.at
         if not isinstance(fact, Planned):
             guilty.see(fact)
             continue
         plan = fact.plan
         if before is not None and plan.phase is not Phase.STOP and before.phase is not Phase.STOP:
-            here = _written_seats(plan)
+            here, there = _written_seats(plan), _written_seats(before)
+            untold = fact.by not in there and (guilty.late or fact.at < formed.get(before.generation, inf) + news_s)
             for seat in before.seats:
                 member = str(seat.member)
-                if before.grows and before.generation not in formed and seat.born == before.generation:
+                grown = before.generation in formed and not untold
+                if before.grows and seat.born == before.generation and not grown:
                     continue
                 if member not in here and not guilty.touched(member):
                     yield (

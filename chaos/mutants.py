@@ -85,6 +85,7 @@ MUTANTS: Final = (
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
+    _m("the next life of a node is no spare beside its seat", "core.lead.scene", "if r.member.node not in here)", "if r.member not in {seat.member for seat in seats})", "a-job-is-stopped-as-a-seated-node-is-back-in-another-life"),
     _m("a pause is heeded", "core.lead.intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
     _m("a stop is heeded", "core.lead.intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a stop of the run before is not obeyed", "core.lead.intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),

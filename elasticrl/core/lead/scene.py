@@ -555,10 +555,12 @@ class Scene:
         """
         rung = Rung.RELOAD if self.distrusted else rung
         seats = tuple(self._found_now(seat) for seat in seats)
-        here = {seat.member for seat in seats}
+        here = {
+            seat.member.node for seat in seats
+        }  # a stop has seats of lives that are over: the next is no spare beside them
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
-        spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
+        spares = tuple(seat_for(r, 0) for r in self.candidates if r.member.node not in here)
         offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))  # an agent may be down
         return Plan(
             generation=self.view.generation + 1,
