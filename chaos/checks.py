@@ -81,10 +81,13 @@ def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
 
 
 def plans_are_sound(case: Case) -> Iterator[Complaint]:
-    """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member."""
+    """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member. No node is named twice."""
     settings = case.scenario.shape.settings
     membership, lanes = settings.membership, settings.lanes
     for fact in case.plans:
+        named = [seat.member.node for seat in fact.plan.ring]
+        if len(set(named)) != len(named):
+            yield fact.at, f"generation {fact.plan.generation} names a node twice"
         if fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
             yield from (
                 (fact.at, f"generation {fact.plan.generation}: {fault}")
@@ -95,8 +98,6 @@ def plans_are_sound(case: Case) -> Iterator[Complaint]:
 def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: int) -> Iterator[str]:
     plan = fact.plan
     nodes = [seat.member.node for seat in plan.seats]
-    if len(set(nodes)) != len(nodes):
-        yield "a node has two seats"
     if plan.phase is Phase.TRAIN and not min_nodes <= len(nodes) <= max_nodes:
         yield f"{len(nodes)} seats, limits {min_nodes} and {max_nodes}"
     if plan.world > lanes * team:
