@@ -99,10 +99,13 @@ def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
 
 
 def plans_are_sound(case: Case) -> Iterator[Complaint]:
-    """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member."""
+    """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member. No node is named twice."""
     settings = case.scenario.shape.settings
     membership, lanes = settings.membership, settings.lanes
     for fact in case.plans:
+        named = [seat.member.node for seat in fact.plan.ring]
+        if len(set(named)) != len(named):
+            yield fact.at, f"generation {fact.plan.generation} names a node twice"
         if fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
             yield from (
                 (fact.at, f"generation {fact.plan.generation}: {fault}")
@@ -113,8 +116,6 @@ def plans_are_sound(case: Case) -> Iterator[Complaint]:
 def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int, team: int) -> Iterator[str]:
     plan = fact.plan
     nodes = [seat.member.node for seat in plan.seats]
-    if len(set(nodes)) != len(nodes):
-        yield "a node has two seats"
     if plan.phase is Phase.TRAIN and not min_nodes <= len(nodes) <= max_nodes:
         yield f"{len(nodes)} seats, limits {min_nodes} and {max_nodes}"
     if plan.world > lanes * team:
@@ -209,23 +210,27 @@ def the_innocent_keep_their_office(case: Case) -> Iterator[Complaint]:
 
 def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
     """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake. Who
-    was to come into a gang that trains may be left behind where that gang has to form before it has grown.
+    was to come into a gang that trains may be left behind where that gang has to form before it has grown, as far as its leader
+    can know: one without a seat in it knows by the store alone (found by seed 42003124).
     """
     guilty = _Guilt(case)
     before: Plan | None = None
-    formed: set[int] = set()
+    formed: dict[int, float] = {}  # when each generation did
+    news_s = case.scenario.shape.apart_s + KNOWN_S
     for fact in case.history:
         if isinstance(fact, Resumed):
-            formed.add(fact.generation)
+            formed[fact.generation] = fact.at
         if not isinstance(fact, Planned):
             guilty.see(fact)
             continue
         plan = fact.plan
         if before is not None and plan.phase is not Phase.STOP and before.phase is not Phase.STOP:
-            here = _written_seats(plan)
+            here, there = _written_seats(plan), _written_seats(before)
+            untold = fact.by not in there and (guilty.late or fact.at < formed.get(before.generation, inf) + news_s)
             for seat in before.seats:
                 member = str(seat.member)
-                if before.grows and before.generation not in formed and seat.born == before.generation:
+                grown = before.generation in formed and not untold
+                if before.grows and seat.born == before.generation and not grown:
                     continue
                 if member not in here and not guilty.touched(member):
                     yield (
@@ -275,7 +280,7 @@ class _Guilt:
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
         if isinstance(fact, Struck | Eased):
-            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate",))):
+            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate", "lossy_node"))):
                 trouble.see(fact, kinds)
         elif isinstance(fact, Planned):
             self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
@@ -297,11 +302,8 @@ class _Guilt:
 
     def touched(self, member: str) -> bool:
         """Has anything befallen this member or its links? The last one that hears, alone among the deaf, may pass for deaf."""
-        if (
-            self.seats & self.cut.nodes
-            and len(self.seats - self.cut.nodes) <= 1
-            and self.cut.felt(self.now, self.lease_s)
-        ):
+        deaf = self.cut.upon(self.now, self.lease_s)
+        if self.seats & deaf and len(self.seats - deaf) <= 1:
             return True
         return self.all or self.loop or node_of(member) in {*self.nodes, *self.alien} or member in self.gone
 
@@ -314,25 +316,28 @@ class _Trouble:
     """Faults of some kinds: whether one is felt at a time."""
 
     def __init__(self) -> None:
-        self.active: set[int] = set()
-        self.nodes: set[str] = set()
+        self.active: dict[int, tuple[str, ...]] = {}
+        self.until: dict[str, float] = {}  # when the last one of each node ended
         self.ended = -inf
 
     def see(self, fact: Struck | Eased, kinds: tuple[str, ...]) -> None:
         """One begins or ends."""
         if fact.kind not in kinds:
             return
-        if isinstance(fact, Struck):
-            self.nodes.update(fact.nodes)
         if isinstance(fact, Struck) and ALL[fact.kind].for_s is not None:
-            self.active.add(fact.number)
+            self.active[fact.number] = fact.nodes
         else:
-            self.active.discard(fact.number)
+            self.until.update(dict.fromkeys(self.active.pop(fact.number, ()), fact.at))
             self.ended = fact.at
 
     def felt(self, at: float, after_s: float) -> bool:
         """Is one active, or has it ended not long ago?"""
         return bool(self.active) or at < self.ended + after_s
+
+    def upon(self, at: float, after_s: float) -> frozenset[str]:
+        """Which nodes feel one."""
+        lately = (node for node, ended in self.until.items() if at < ended + after_s)
+        return frozenset(lately).union(*self.active.values())
 
 
 def the_innocent_are_not_quarantined(case: Case) -> Iterator[Complaint]:
@@ -577,12 +582,15 @@ def no_worker_ends_for_an_older_plan(case: Case) -> Iterator[Complaint]:
 
 def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
     """A generation that trains is not committed for by a node whose workers are not in it. A gang that has made all steps joins
-    none that would add to it, and commits its last under that plan (found by seed 140, with news that came apart).
+    none that would add to it, and commits under that plan whatever it has saved (found by seeds 140 and 41000591, with news
+    that came apart).
     """
     heads: dict[int, str] = {}
     first = {fact.plan.seats[0].member.node for fact in case.plans if fact.plan.seats}
     joined: set[tuple[str, int]] = set()  # of those that head some gang
     ended: set[int] = set()  # generations that add to a gang, which may have ended before
+    all_made: set[int] = set()  # generations that have made the last step there is
+    last = case.scenario.shape.settings.steps * case.scenario.shape.updates
     for fact in case.history:
         if isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN and fact.plan.seats:
             heads[fact.plan.generation] = fact.plan.seats[0].member.node
@@ -590,10 +598,12 @@ def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
                 ended.add(fact.plan.generation)
         elif isinstance(fact, Began) and fact.node in first:
             joined.add((fact.node, fact.generation))
+        elif isinstance(fact, Sealed | Made) and fact.version == last:
+            all_made.add(fact.generation)
         elif isinstance(fact, Committed) and fact.generation in heads:
             head = heads[fact.generation]
-            last = fact.generation in ended and fact.step == case.scenario.shape.settings.steps
-            if (head, fact.generation) not in joined and not last:
+            done = fact.generation in ended and fact.generation - 1 in all_made
+            if (head, fact.generation) not in joined and not done:
                 yield fact.at, f"step {fact.step} was committed by generation {fact.generation}, which {head} is not in"
 
 

@@ -19,6 +19,7 @@ from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.versions import WIRE
 from elasticrl.core.node.suspect import Budgets
+from elasticrl.runtime.vault.version import Lineage, Version, alive
 from elasticrl.shell.sight import GATHER_S, MANY
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Cluster:
         self.gangs: dict[int, Gang] = {}
         self.layouts: dict[int, int] = {}
         self.digests: dict[tuple[int, int], str] = {}
+        self.lineages: dict[int, Lineage] = {}  # of the generations that have formed
         self.script = (
             not self.settings.means.joins
         )  # a program with checkpoints of its own, in fresh processes each time
@@ -223,14 +225,29 @@ class Cluster:
                 del self.gangs[old]
         return self.gangs[plan.generation]
 
-    def newest_whole(self, seats: list[Node]) -> tuple[int, int]:
-        """The newest version that is whole in these nodes' vaults, and the generation that sealed it; (-1, 0): none."""
+    def newest_whole(self, seats: list[Node], floor: int, committed: int | None) -> tuple[int, int]:
+        """The newest version that is whole in these nodes' vaults, and the generation that sealed it; (-1, 0): none.
+
+        What a later generation has left does not count, nor what is older than `floor`, unless it was made since the one that
+        `committed` it: by who began below, where the checkpoint was rotten (`vault.holdings`).
+        """
         found: dict[tuple[int, int], int] = {}
         for node in seats:
             if node.powered and node.vault.serves:
                 for key, shards in node.vault.all().items():
                     found[key] = found.get(key, 0) | shards
-        whole = [key for key, shards in found.items() if shards == self.layouts[key[1]] and key in self.digests]
+        last = max((generation for _, generation in found), default=0)
+        lineage = self.lineages.get(last, ())
+        if committed is not None:
+            floor = min([floor, *(cut.start.step for cut in lineage if cut.generation > committed)])
+        whole = [
+            key
+            for key, shards in found.items()
+            if key[0] >= floor
+            and shards == self.layouts[key[1]]
+            and key in self.digests
+            and alive(lineage, key[1], Version(key[0]))
+        ]
         return max(whole, default=(-1, 0))
 
     def learn(self, phase: str, took_s: float) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chaos.history import Saved
+from elasticrl.runtime.vault.version import Lineage
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -24,6 +25,7 @@ class Save:
     manifest: str
     head: "Node"
     sources: "list[tuple[Node, int]]"  # whose vaults it is written from, and which life of each vault
+    lineage: Lineage
     torn: bool = False
     rotten: bool = False
 
@@ -46,15 +48,15 @@ class Disk:
 
     def save_gang(self, gang: "Gang") -> None:
         """Begin to write what a running gang has just sealed."""
-        self._begin(gang.seats, gang.version, gang.digest)
+        self._begin(gang.seats, gang.version, gang.digest, gang.lineage)
 
-    def _begin(self, seats: "list[Node]", version: int, digest: str) -> None:
+    def _begin(self, seats: "list[Node]", version: int, digest: str, lineage: Lineage) -> None:
         step = version // self.cluster.updates
         if any(save.step == step and save.sound for save in self.active):
             return
         self._number += 1
         manifest = f"step-{step:08d}-{self._number}"
-        save = Save(step, version, digest, manifest, seats[0], [(node, node.vault_life) for node in seats])
+        save = Save(step, version, digest, manifest, seats[0], [(node, node.vault_life) for node in seats], lineage)
         self.active.append(save)
         self.world.later(self.save_s * self.factor, self._end, save)
         self.cluster.reach(f"saving step {step}", seats[0])
@@ -80,7 +82,7 @@ class Disk:
                 save.head.tell()
         elif self.cluster.finished(save.version) and all(node.alive for node, _ in save.sources):
             self._begin(
-                [node for node, _ in save.sources], save.version, save.digest
+                [node for node, _ in save.sources], save.version, save.digest, save.lineage
             )  # nothing comes after the last one
         self.cluster.saved([node for node, _ in save.sources])
 

@@ -13,6 +13,7 @@ from chaos.history import Made, Resumed, Sealed
 from chaos.sim.vault import Key
 from elasticrl.contract.model import UNTOLD, Lap, Milestone, Plan, Rung, Work, deal
 from elasticrl.core.node.suspect import Progress, Rhythm
+from elasticrl.runtime.vault.version import Lineage, Version, grow
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -60,6 +61,7 @@ class Gang:
         self.sealed: tuple[Key, ...] = ()  # what was sealed last
         self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
+        self.lineage: Lineage = ()  # where it comes from, and where it began
         self.halting = False
         self.rhythm: Rhythm | None = None  # of a script's log
 
@@ -110,13 +112,18 @@ class Gang:
         """The version to go on from, its digest and source, and the newest that is whole in the members' vaults."""
         if self.cluster.script:
             return *self.cluster.own, "vault" if self.cluster.own[0] else "start", self.cluster.own[0]
-        least = self.plan.resume * self.cluster.updates
-        whole, generation = self.cluster.newest_whole(self.seats)
-        if self.plan.rung is not Rung.RELOAD and whole >= max(least, 0):
-            self.kept_by = generation
+        commit = self.cluster.store.shared.commit
+        committed = commit.generation if commit and commit.step == self.plan.resume else None
+        floor = self.plan.resume * self.cluster.updates
+        whole, generation = self.cluster.newest_whole(self.seats, floor, committed)
+        if self.plan.rung is not Rung.RELOAD and whole >= 0:
+            self.kept_by, self.lineage = generation, self.cluster.lineages.get(generation, ())
             return whole, self.cluster.digests[whole, generation], "vault", whole
         save = self.cluster.disk.newest()
-        return (save.version, save.digest, "disk", whole) if save else (0, "", "start", whole)
+        if save is None:
+            return 0, "", "start", whole
+        self.lineage = save.lineage
+        return save.version, save.digest, "disk", whole
 
     def _form(self, source: str, whole: int) -> None:
         if self.broken:
@@ -127,6 +134,7 @@ class Gang:
         generation = self.plan.generation
         self.running = True
         self.cluster.running = self
+        self.lineage = self.cluster.lineages[generation] = grow(self.lineage, generation, Version(self.version))
         self.world.note(
             Resumed(
                 at=self.world.now,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from chaos.case import node_of
 from chaos.faults import Fault, holder
-from chaos.history import Asked, Eased, Elected, Fact, Healed, Refused, Struck
+from chaos.history import Asked, Eased, Elected, Fact, Healed, Left, Refused, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
@@ -59,6 +60,9 @@ class Nemesis:
         if isinstance(fact, Elected) and "elected" in self.cluster.wanted:
             node = self.cluster.nodes[fact.member.partition("/")[0]]
             self.world.later(0.001, self.reached, "elected", node)
+        elif isinstance(fact, Left) and self.healed:
+            # Drained before the healing, it waited for a save. Who healed all others starts it again as well.
+            self.world.later(1.0, self._repair, self.cluster.nodes[node_of(fact.member)])
 
     def _try(self, number: int, fault: Fault, here: str, again: int) -> bool:
         """Strike if that is possible now; a fault at a time waits a while for its chance."""
@@ -89,17 +93,18 @@ class Nemesis:
         self.healed = True
         for number in sorted(self.active):
             self._ease(number)
-        cluster = self.cluster
-        over = self.stopped
-        for name in sorted(cluster.nodes):
-            node = cluster.nodes[name]
-            node.sick = False
-            if not over:
-                node.boot()
-                node.wants_up = True
-                node.start_agent()
-                node.start_daemon()
+        for name in self.cluster.names:
+            self.cluster.nodes[name].sick = False
+            self._repair(self.cluster.nodes[name])
         self.world.note(Healed(at=self.world.now))
+
+    def _repair(self, node: Node) -> None:
+        """As long as the job goes on, all of a node is there."""
+        if not self.stopped:
+            node.boot()
+            node.wants_up = True
+            node.start_agent()
+            node.start_daemon()
 
     @property
     def stopped(self) -> bool:

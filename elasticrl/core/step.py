@@ -99,7 +99,9 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             joined = max(state.joined, event.generation) if alive(event) else state.joined
             moved_at = event.now if _moved(state.workers, event) else state.moved_at
             made = event.generation if _made(state.workers, event) else state.made
-            return _noticed(state.but(workers=event, joined=joined, moved_at=moved_at, made=made), event), ()
+            formed = event.generation if event.work in (Work.TRAINING, Work.STALLED) else state.formed
+            state = state.but(workers=event, joined=joined, moved_at=moved_at, made=made, formed=formed)
+            return _noticed(state, event), ()
         case Found(evidence=facts, scene=scene):
             state = state.but(evidence=dossier.file(state.evidence, facts, event.now))
             if scene is None:

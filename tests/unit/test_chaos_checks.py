@@ -6,9 +6,15 @@ import pytest
 from core_kit import plan
 
 from chaos.case import Case
-from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
+from chaos.checks import (
+    TOLD_S,
+    a_job_ends_for_a_reason,
+    no_sealed_step_is_lost,
+    only_who_has_joined_commits,
+    the_innocent_are_not_quarantined,
+)
 from chaos.demands import what_was_expected
-from chaos.history import Died, Fact, Inspected, Planned, Resumed, Sealed, Struck
+from chaos.history import Began, Committed, Confined, Died, Eased, Fact, Inspected, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Expect, Scenario, Shape
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.model import Member, Phase, Rung
@@ -110,3 +116,43 @@ def test_what_a_scenario_demands_is_asked_for(expect: Expect, said: str):
     history = [plans[0], Inspected(at=2.0, generation=1), plans[1]]
     scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6)), expect=expect)
     assert [what for _, what in what_was_expected(Case(scenario, history))] == ([said] if said else [])
+
+
+def committed_as_it_would_grow(*made: int) -> list[tuple[float, str]]:
+    """Generation 1 has made these of ten steps as a plan adds n02 to it; step 8 ends to be saved then, and is committed."""
+    first = plan(1, "n00", "n01")
+    more = replace(plan(2, *NODES), seats=(*first.seats, replace(plan(2, "n02").seats[0], born=2)))
+    assert more.grows
+    history = (
+        Planned(at=0.0, plan=first, by="n00/1", committed=0, paused_s=0.0),
+        *(Began(at=0.1, node=node, generation=1, fresh=True) for node in ("n00", "n01")),
+        *(sealed(float(step), step) for step in made),
+        Planned(at=10.5, plan=more, by="n00/1", committed=0, paused_s=0.0),
+        Committed(at=11.0, step=8, generation=2, manifest="step-00000008"),
+    )
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6, steps=10)))
+    return list(only_who_has_joined_commits(Case(scenario, history)))
+
+
+def test_a_gang_that_is_done_commits_what_it_saves_under_the_plan_that_would_add_to_it():
+    assert not committed_as_it_would_grow(8, 9, 10)
+    assert committed_as_it_would_grow(8, 9), "it trains still, and has not heard of that plan"
+
+
+def put_out(*faults: Fact) -> list[tuple[float, str]]:
+    """n00, which nothing befell, is kept out of three nodes at 40.0 s, after these faults of the others."""
+    cause = Cause(why=Why.SILENT)
+    history = (
+        Planned(at=0.0, plan=plan(1, *NODES), by="n00/1", committed=0, paused_s=0.0),
+        *faults,
+        Confined(at=40.0, node="n00", member="n00/1", cause=cause, strikes=1, held=True),
+    )
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6)))
+    return list(the_innocent_are_not_quarantined(Case(scenario, history)))
+
+
+def test_one_beside_others_that_lose_messages_may_pass_for_the_silent_one_while_they_do():
+    lossy = [Struck(at=10.0, number=i, kind="lossy_node", nodes=(node,)) for i, node in enumerate(NODES[1:])]
+    assert not put_out(*lossy)
+    assert put_out(lossy[0]), "two of three hear well"
+    assert put_out(*lossy, Eased(at=20.0, number=0, kind="lossy_node")), "one hears well again"

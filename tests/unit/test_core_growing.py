@@ -354,3 +354,85 @@ def test_a_new_leader_knows_who_has_joined_by_the_steps_that_were_sealed_with_it
     life.seen(7.1, "n01 is gone with its lease", records={"n00": life.view.own, "n02": new})
     until(life, 7.1 + 3 * SETTINGS.membership.lease_ttl_s)
     assert seated(proposed(life)) == ["n00", "n02"], proposed(life).reason
+
+
+def ends_with_a_save(work):
+    """A leader of two that hold, as n01 leaves and its gang ends with a save; n02 is ready. So its workers are."""
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"), record("n02"))
+    held = replace(
+        plan(2, "n00", "n01", phase=Phase.HOLD, saves=True), causes=(Cause(why=Why.UNSPARED, who=(member("n01"),)),)
+    )
+    life.seen(3.0, "plan 2: it holds to save", plan=held, plan_revision=20)
+    life.at(3.1, Workers(now=0, work=work, generation=2, born=1, warm=True, step=8))
+    life.told(3.2, life.view.own, record("n01", work=work, generation=2, born=1, step=8, leaving=True))
+    until(life, 10.0)
+    return life
+
+
+def test_no_gang_is_formed_of_workers_that_end_with_a_save():
+    life = ends_with_a_save(Work.TRAINING)
+    assert proposed(life) is None
+    assert "waiting for the last save of n00/1 and n01/1" in life.state.reason
+    due = 3.0 + 2 * SETTINGS.recovery.drain_s
+    until(life, due - 2.0)
+    assert proposed(life) is None
+    until(life, due + 2.0)
+    found = proposed(life)
+    assert found is not None, "they have had their time"
+    assert (found.phase, seated(found)) == (Phase.TRAIN, ["n00", "n02"])
+
+
+def test_a_gang_is_formed_when_the_workers_have_ended_that_saved():
+    found = proposed(ends_with_a_save(Work.NONE))
+    assert found is not None
+    assert (found.phase, seated(found)) == (Phase.TRAIN, ["n00", "n02"])
+
+
+def test_a_leader_whose_own_workers_were_in_the_gang_leaves_no_newcomer_behind():
+    """Its records are of before that: n02 has not come yet, by what they say."""
+    life = growing(least=1)
+    for number, work in enumerate((Work.TRAINING, Work.PARKED)):
+        life.at(5.0 + number / 10, Workers(now=0, work=work, generation=2, born=1, step=9, endpoint="n00:29500"))
+    lost = record("n01", work=Work.FAILED, generation=2, born=1, warm=False)
+    life.told(5.2, replace(lost, exit=Exit(generation=2, slot=0, step=9, cause="signal 9", own=False, signal=9)))
+    found = proposed(life)
+    assert found is not None
+    assert "n02" in seated(found)
+
+
+def test_a_worker_that_fails_between_two_plans_is_told_of_under_both_and_counted_once():
+    life = growing()
+    counts = []
+
+    def fails(now, generation):
+        exit_ = Exit(generation=generation, slot=0, step=8, cause="exit code 1: ValueError", own=True)
+        life.told(now, record("n01", work=Work.FAILED, generation=generation, step=8, exit=exit_))
+        counts.append(life.state.lead.failures["n01"].count)
+
+    trains(life, 5.0, 3, "n00", "n01")
+    fails(5.1, 3)
+    life.seen(5.2, "plan 4 was on its way", plan=replace(GROWN, generation=4), plan_revision=40)
+    fails(5.3, 4)
+    life.seen(5.4, "plan 5", plan=replace(plan(5, "n00"), seats=(seat("n00"), seat("n01", born=5))), plan_revision=50)
+    fails(5.5, 5)
+    assert counts == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("born", "own", "launched"),
+    [(1, True, False), (3, True, False), (4, True, True), (1, False, True)],
+)
+def test_a_program_that_raised_is_told_of_before_its_seat_is_filled_unless_a_plan_has_answered_it(born, own, launched):
+    """Generation 3 was the last that it heard of, and its worker is gone; generation 5 is the next."""
+    life = Life("n01/1")
+    life.leased(0.0)
+    life.seen(0.1, "plan 3", plan=plan(3, "n00", "n01"), plan_revision=30)
+    left = Exit(generation=3, slot=0, step=8, cause="exit code 1: ValueError", own=own)
+    life.at(0.2, Workers(now=0, work=Work.TRAINING, generation=3, born=1, warm=True, step=8))
+    life.at(0.3, Workers(now=0, work=Work.FAILED, generation=3, warm=True, step=8, exit=left))
+    seats = (seat("n00"), seat("n01", born=born), seat("n02", born=5))
+    life.seen(0.4, "plan 5", plan=replace(plan(5, "n00"), seats=seats), plan_revision=50)
+    assert any(line.strip().startswith("Launch 5") for line in life.lines) is launched
+    assert (life.view.own.work, life.view.own.generation) == ((Work.FAILED, 3) if launched else (Work.FAILED, 5))

@@ -128,7 +128,7 @@ def answer_to(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answ
     scope = Scope(
         known=len(scene.records),
         min_nodes=settings.membership.min_nodes,
-        held=frozenset(scene.held),
+        held=scene.kept_out,
         recent=len(lead.put_out),
         share=settings.health.quarantine_share,
         gloo=gloo and settings.fallback == "gloo",

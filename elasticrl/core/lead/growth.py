@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from elasticrl.base.words import count
+from elasticrl.base.words import count, some
 from elasticrl.contract import versions
 from elasticrl.contract.cause import Cause, Why, found, told
 from elasticrl.contract.model import Phase, Record, Rung, View, Work, rounds
@@ -13,6 +13,7 @@ from elasticrl.core.judge.policy import Act
 from elasticrl.core.lead.quarantines import confinements
 from elasticrl.core.lead.scene import Move, Scene
 from elasticrl.core.lead.shards import forgone, patience
+from elasticrl.core.node.follow import ALIVE
 
 
 def form(scene: Scene) -> Move | None:
@@ -22,7 +23,7 @@ def form(scene: Scene) -> Move | None:
         return None
     if scene.grace:  # found by simulation: seats kept for those who might come back went to the dead
         return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
-    if wait := waking(scene):
+    if wait := ending(scene) or waking(scene):
         return wait
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
@@ -58,6 +59,21 @@ def _begins(view: View) -> Cause:
     if view.plan is None:
         return Cause(why=Why.BEGUN)
     return Cause(why=Why.BEGUN_AGAIN, step=view.committed, said=told(view.plan.causes[:1]))
+
+
+def ending(scene: Scene) -> Move | None:
+    """Under a HOLD that saves: all workers of the gang end, on nodes that stay too. A gang of them would break as they do.
+
+    Found by simulation: a node came as the others saved, was enough, and the gang with it lost its workers a few seconds later.
+    """
+    plan, due = scene.plan, scene.lead.planned_at + 2 * scene.settings.recovery.drain_s
+    if plan is None or not plan.saves or scene.now >= due:
+        return None
+    records = (scene.record_of(seat) for seat in plan.seats)
+    names = [
+        str(record.member) for record in records if record and record.member in plan.seat_of and record.work in ALIVE
+    ]
+    return Move(wake_at=due, why=f"waiting for the last save of {some(names)}") if names else None
 
 
 def waking(scene: Scene) -> Move | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from elasticrl.contract.events import Action, Confine, Inspect, Propose
-from elasticrl.contract.model import Intent, Phase, Work
+from elasticrl.contract.model import Intent, Phase, Record, Work
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.lead.fallback import measured
 from elasticrl.core.lead.findings import brief, investigate
@@ -60,7 +60,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish()  # until the store knows of this job again, nothing is decided by what it shows
     if (waits := outrun(state, now)) is not None:
         return state, waits
-    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made, state.card.since)
+    own = (state.made, state.formed, state.card.since)
+    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, *own)
     memory = remember(scene, deaf=deaf(state, now))
     memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)
@@ -84,11 +85,19 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         )
     if move.inspect:
         actions.append(Inspect(generation=state.view.generation, if_leader=state.view.leader_revision))
+    written = dict.fromkeys((quarantine.member.node for quarantine in move.confine if quarantine.held), now)
+    memory = replace(memory, confining={**memory.confining, **written}) if written else memory
     graced = scene.grace_until if scene.grace else inf
     waits_s = BACK_TTLS * scene.settings.membership.lease_ttl_s
     graced = min((graced, *(memory.absent[member] + waits_s for member in scene.unregistered)))
     stops = scene.stop_due if scene.now < scene.stop_due else inf
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced, stops), move.why)
+
+
+def _born(scene: Scene, record: Record) -> int:
+    """Of which generation the worker was that has failed: one that fails between two plans is told of under both."""
+    seat = scene.plan and scene.plan.seat_of.get(record.member)
+    return seat.born if seat else record.generation
 
 
 def deaf(state: State, now: float) -> bool:
@@ -137,7 +146,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
         if last is None or (left.step > last.step and record.member not in scene.on_their_way):
             failures[node] = Failures(generation=left.generation, step=left.step, count=1)
-        elif last.generation < left.generation:
+        elif last.generation < _born(scene, record):
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
     formed = lead.formed if lead.generation else scene.view.generation - 1  # of those before, a new leader thinks well
@@ -169,6 +178,11 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
             if seat.member.node not in scene.records
         },
         confined={node: lead.confined.get(node, now) for node in scene.held},
+        confining={
+            node: at
+            for node, at in lead.confining.items()
+            if node not in scene.held and now < at + scene.settings.membership.lease_ttl_s
+        },
         well={m: lead.well.get(m, now) for m in scene.unforgiven if m in lead.well or scene.proves_well(m)},
         failures=failures,
         gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,

@@ -236,10 +236,15 @@ def _lacks_workers(state: State, plan: Plan, seat: Seat, workers: Workers) -> bo
     Where the plan asks for fresh workers they may still be warming up. But
     those that had joined this generation cannot do so twice: their gang is broken (an agent died after its launch,
     nobody was told, and the gang waited out its rung).
+
+    Found by simulation: a program raised as a plan was on its way that only added a node. A fresh worker took its seat at once,
+    nobody counted the failure, and a crash loop went on beyond its limit.
     """
     if alive(workers) or answers(workers, plan):
         return False
-    return state.joined >= plan.generation or (seat.born < plan.generation and not workers.warm)
+    left = workers.exit
+    uncounted = left is not None and left.own and left.generation >= seat.born
+    return state.joined >= plan.generation or (seat.born < plan.generation and (uncounted or not workers.warm))
 
 
 def belong(state: State, now: float) -> Wish:

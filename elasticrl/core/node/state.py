@@ -69,6 +69,9 @@ class Lead:
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
     absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    confining: Mapping[str, float] = field(
+        default_factory=dict
+    )  # whose quarantine was written, and when, and not seen yet
     well: Mapping[Member, float] = field(
         default_factory=dict
     )  # since when each who is not forgiven yet is up and let be
@@ -113,6 +116,7 @@ class State:
     view: View = field(default_factory=View)
     workers: Workers | None = None
     joined: int = 0  # the newest generation that living workers of this member were in
+    formed: int = 0  # the newest generation in which they got through the first collective
     made: int = 0  # the newest generation in which they sealed a step
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
