@@ -8,7 +8,7 @@ Long because it is one table.
 import re
 from collections.abc import Callable
 from itertools import combinations
-from math import ceil, gcd, isfinite
+from math import ceil, gcd, isfinite, lcm
 from os import fsencode
 from socket import gethostname
 from typing import Any, Literal
@@ -959,16 +959,17 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.gen_batch", "ppo.batch", "ppo.group", "lanes.count", "job.program"),
-        rule="must be a multiple of lanes.count x group, and over batch",
+        rule="must be a multiple of lanes.count x the samples of a group in a lane, and over batch",
         broken=lambda t: (
             _ours(t)
             and t.ppo.gen_batch is not None
-            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.group) != 0)
+            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.part(t.lanes.count)) != 0)
         ),
         values=lambda t: (
-            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, a group of {t.ppo.group}, a batch of {t.ppo.batch}"
+            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, each with {t.ppo.part(t.lanes.count)} of a group of "
+            f"{t.ppo.group}, and a batch of {t.ppo.batch}"
         ),
-        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}, or remove it.",
+        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.part(t.lanes.count))}, or remove it.",
     ),
     Relation(
         keys=("ppo.gen_batch", "ppo.filter_groups", "job.program"),
@@ -1041,12 +1042,10 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.group", "ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
-        rule="must divide a lane's part of batch, because a group stays in one lane",
-        broken=lambda t: (
-            _generates(t) and t.ppo.batch % t.lanes.count == 0 and (t.ppo.batch // t.lanes.count) % t.ppo.group != 0
-        ),
-        values=lambda t: f"{t.ppo.batch} / {t.lanes.count} is not a multiple of {t.ppo.group}",
-        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}.",
+        rule="must divide batch, because a step has whole groups; one that is larger than a lane's part lies in several lanes",
+        broken=lambda t: _generates(t) and t.ppo.batch % t.lanes.count == 0 and t.ppo.batch % t.ppo.group != 0,
+        values=lambda t: f"{t.ppo.batch} is not a multiple of {t.ppo.group}",
+        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, lcm(t.lanes.count, t.ppo.group, t.ppo.mini_batch))}.",
     ),
     Relation(
         keys=("ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
@@ -1194,7 +1193,7 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: _generates(t) and t.rollout.staleness == 1 and not _ahead(t),
         values=lambda t: (
             f"it is {t.rollout.stale_share:g}, and a batch of {t.ppo.generated} has "
-            f"{t.ppo.generated // t.lanes.count // t.ppo.group} groups of {t.ppo.group} in each of {t.lanes.count} lanes"
+            f"{_groups(t)} groups of {t.ppo.group} in each of {t.lanes.count} lanes"
         ),
         remedy="Remove stale_share, or write a larger batch.",
     ),
@@ -1245,4 +1244,9 @@ def _rungs(t: Tree) -> list[float]:
 
 def _ahead(t: Tree) -> int:
     """How many groups of a lane's samples are generated ahead."""
-    return int(t.ppo.generated // t.lanes.count // t.ppo.group * t.rollout.stale_share)
+    return int(_groups(t) * t.rollout.stale_share)
+
+
+def _groups(t: Tree) -> int:
+    """Of how many groups a lane has all samples, or its part of them."""
+    return t.ppo.generated // t.lanes.count // t.ppo.part(t.lanes.count)

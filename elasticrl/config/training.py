@@ -4,6 +4,7 @@ They bind the trainer that comes with elasticrl (`job.program: elasticrl.ppo`); 
 Batch sizes are in samples of the whole job, never per worker: a world that shrinks changes nothing here.
 """
 
+from math import gcd
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -170,6 +171,15 @@ class Ppo(Section):
     def generated(self) -> int:
         """Samples generated in a step."""
         return self.gen_batch or self.batch
+
+    def part(self, lanes: int) -> int:
+        """Samples of a group in one lane: the whole group where it fits, else the largest part that groups and lanes are made
+        of.
+
+        >>> Ppo(batch=512, group=16).part(32), Ppo(batch=512, group=16).part(512), Ppo(batch=768, group=16).part(64)
+        (16, 1, 4)
+        """
+        return gcd(self.group, self.batch // lanes)
 
 
 class Lora(Section):

@@ -135,7 +135,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
-            per_lane=ppo.generated // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+            per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
+            shuffle=tree.data.shuffle, spans=ppo.group // ppo.part(lanes),
         ),
         group=ppo.group,
     )  # fmt: skip
@@ -220,7 +221,7 @@ def passes_of(tree: Tree, device: str) -> sizes.Sizes:
     ppo, lanes, away = tree.ppo, tree.lanes.count, tree.placement.ref.where == "rollout"
     widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
     share = device == "cpu" and not away and models.shares(str(tree.model.path), tree.model, ppo, lanes, **widest)
-    return sizes.of(ppo, device=device, share=share, **widest)
+    return sizes.of(ppo, device=device, share=share, lanes=lanes, **widest)
 
 
 def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:

@@ -85,7 +85,9 @@ def job(
         lanes=lanes,
         steps=steps,
         sizes=passes,
-        feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
+        feed=InOrder(
+            Digits(tokenizer, 4), per_lane=per_lane // ppo.part(lanes), lanes=lanes, seed=seed, spans=ppo.group // ppo.part(lanes)
+        ),
         engine=engine(body, sampling),
         scorer=scorer,
         staleness=staleness,

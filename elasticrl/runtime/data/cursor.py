@@ -44,6 +44,7 @@ class Walk:
     size: int | None = None  # samples of an epoch; None: a stream, whose end is seen when it comes
     lanes: int = 1
     per_lane: int = 1
+    spans: int = 1  # neighbouring lanes that have the same samples, as those that a prompt's answers are dealt to
     draws: int = 1  # updates of a step that take new samples; PPO takes them once, for the rollout
     turns: int = 1  # how often a step goes over its samples (PPO's epochs); for the audit
     seed: int = 0
@@ -56,7 +57,7 @@ class Walk:
     @property
     def batch(self) -> int:
         """Samples of one draw, all lanes together."""
-        return self.lanes * self.per_lane
+        return self.lanes // self.spans * self.per_lane
 
     @property
     def usable(self) -> int:
@@ -76,14 +77,19 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": asdict(self.walk)}
+        walk = asdict(self.walk)
+        if self.walk.spans == 1:
+            del walk["spans"]  # which versions before this one do not know
+        return {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": walk}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Segment":
         """The reverse of `to_json`."""
         walk = Walk(**row["walk"])
-        numbers = (walk.lanes, walk.per_lane, walk.draws, walk.turns, *((walk.size,) if walk.size is not None else ()))
-        used = walk.batch * walk.draws * walk.turns if all(type(number) is int for number in numbers) else 0
+        numbers = [walk.lanes, walk.per_lane, walk.spans, walk.draws, walk.turns]
+        numbers += [walk.size] if walk.size is not None else []
+        whole = all(type(number) is int for number in numbers) and walk.spans > 0
+        used = walk.batch * walk.draws * walk.turns if whole else 0
         if min(numbers) < 1 or not 1 <= used <= LARGEST or (walk.size is not None and walk.usable < 1):
             raise ValueError(f"no cursor walks so: {walk}")
         return cls(first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk)
@@ -149,7 +155,7 @@ class Cursor:
         walk = segment.walk
         if not 0 <= lane < walk.lanes:
             raise DataError(f"There is no lane {lane}: the data is cut into {walk.lanes} lanes.")
-        start = (draw - segment.first) * walk.batch + lane * walk.per_lane
+        start = (draw - segment.first) * walk.batch + lane // walk.spans * walk.per_lane
         if segment.steps is not None and draw - segment.first >= segment.steps * walk.draws:
             raise DataError(
                 f"Step {step} needs samples beyond the last of {walk.epochs} epochs of {walk.name}: there are {self.steps} "
@@ -229,9 +235,11 @@ def _data(walk: Walk) -> dict[str, object]:
 
 
 def _check(walk: Walk) -> None:
-    for name in ("lanes", "per_lane", "draws", "turns"):
+    for name in ("lanes", "per_lane", "spans", "draws", "turns"):
         if getattr(walk, name) < 1:
             raise DataError(f"Walk({name}={getattr(walk, name)}) is refused: it must be at least 1.")
+    if walk.lanes % walk.spans:
+        raise DataError(f"Walk(spans={walk.spans}) is refused: it must divide the {walk.lanes} lanes.")
     if walk.size is None:
         return
     if walk.size < 1:
