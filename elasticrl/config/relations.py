@@ -25,6 +25,7 @@ from elasticrl.contract.level import means_of
 
 OUR_TRAINER = "elasticrl.ppo"
 GIVEN = ("dpo", "kto", "sft")  # algorithms whose answers are in the data
+MIXED = 1000  # the sum of a stage's weights in a curriculum, at most
 GROUPED = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # that compare the samples of one prompt
 
 
@@ -230,6 +231,22 @@ def _odd_weights(t: Tree) -> list[str]:
     """Weights that belong to no part, or are no number."""
     names = {*t.reward.parts, *(["model"] if t.reward.parts and t.reward.model else [])}
     return [f"{name}: {text}" for name, text in t.reward.weights.items() if name not in names or not _is_number(text)]
+
+
+def _odd_stages(t: Tree) -> str:
+    """What is wrong with the curriculum's stages; "" if nothing is."""
+    curriculum = t.data.curriculum
+    if curriculum.field is None:
+        return "there are stages, and no field" if curriculum.stages else ""
+    try:
+        steps = sorted(map(int, curriculum.stages))
+        sums = [sum(stage[1:]) for stage in curriculum.weights]
+    except ValueError as error:
+        return str(error)
+    if steps[:1] != [0] or len(set(steps)) != len(steps):
+        return f"the first steps are {', '.join(curriculum.stages) or 'none'}"
+    odd = [its for its in sums if not 1 <= its <= MIXED]
+    return f"the weights of a stage sum up to {odd[0]}" if odd else ""
 
 
 def _is_number(text: str) -> bool:
@@ -906,6 +923,20 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write turn_tokens: {t.rollout.max_tokens}, or raise max_tokens.",
     ),
     Relation(
+        keys=("data.curriculum.stages", "data.curriculum.field", "job.program"),
+        rule="must begin with step 0, and give levels whole numbers as weights, 1 to 1000 in all; and a field says the levels",
+        broken=lambda t: _ours(t) and bool(_odd_stages(t)),
+        values=_odd_stages,
+        remedy='Write field: level and stages: {0: "easy 1", 200: "easy 1, hard 3"}.',
+    ),
+    Relation(
+        keys=("data.curriculum.field", "ppo.algorithm", "job.program"),
+        rule="must be null for dpo, kto and sft, whose records are one row",
+        broken=lambda t: _ours(t) and t.ppo.algorithm in GIVEN and t.data.curriculum.field is not None,
+        values=lambda t: f"it is {t.data.curriculum.field}, with {t.ppo.algorithm}",
+        remedy="Remove curriculum; a file that is sorted, with shuffle: false, keeps its order.",
+    ),
+    Relation(
         keys=("ppo.batch", "lanes.count", "job.program"),
         rule="must be divisible by lanes.count, because lanes are equal",
         broken=lambda t: _ours(t) and t.ppo.batch % t.lanes.count != 0,
@@ -969,7 +1000,9 @@ RELATIONS: tuple[Relation, ...] = (
             f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, each with {t.ppo.part(t.lanes.count)} of a group of "
             f"{t.ppo.group}, and a batch of {t.ppo.batch}"
         ),
-        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.part(t.lanes.count))}, or remove it.",
+        remedy=lambda t: (
+            f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.part(t.lanes.count))}, or remove it."
+        ),
     ),
     Relation(
         keys=("ppo.gen_batch", "ppo.filter_groups", "job.program"),

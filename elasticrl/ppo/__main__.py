@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import elasticrl
+from elasticrl.config.training import Curriculum
 from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
@@ -136,7 +137,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
-            shuffle=tree.data.shuffle, spans=ppo.group // ppo.part(lanes),
+            shuffle=tree.data.shuffle, spans=ppo.group // ppo.part(lanes), levels=data.levels,
+            stages=tree.data.curriculum.weights if data.levels else (),
         ),
         group=ppo.group,
     )  # fmt: skip
@@ -229,7 +231,9 @@ def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling
     asked, lanes = tree.evaluate, tree.lanes.count
     if not asked.every:
         return None
-    held_out = tree.data.model_copy(update={"path": asked.prompts, "split": asked.split, "shuffle": False})
+    held_out = tree.data.model_copy(
+        update={"path": asked.prompts, "split": asked.split, "shuffle": False, "curriculum": Curriculum()}
+    )
     try:
         data = prompts.load(held_out, roles.tokenizer, kept_tokens(base))
     except DataError as error:

@@ -98,9 +98,7 @@ def without_critic(
     return of_all_tokens(gains(rewards.sum(1), mask.sum(1), ppo, lost), mask, lost)
 
 
-def gains(
-    scores: torch.Tensor, lengths: torch.Tensor, ppo: Ppo, lost: torch.Tensor | None = None
-) -> torch.Tensor:
+def gains(scores: torch.Tensor, lengths: torch.Tensor, ppo: Ppo, lost: torch.Tensor | None = None) -> torch.Tensor:
     """What each sample [samples] has over its group, by an algorithm that has a baseline from the group's scores. `lengths` are
     the samples' tokens.
     """

@@ -41,8 +41,8 @@ Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (
 
 
 class Generator:
-    """`steps` is the job's length, 0 for no end; `groups` how the samples of each prompt lie in lanes. `begun` keeps the weights that a period of
-    several steps began with, for an engine that must be fed again in the middle of it.
+    """`steps` is the job's length, 0 for no end; `groups` how the samples of each prompt lie in lanes. `begun` keeps the
+    weights that a period of several steps began with, for an engine that must be fed again in the middle of it.
     """
 
     def __init__(

@@ -65,15 +65,15 @@ def of(ppo: Ppo, lanes: int) -> Groups:
     return Groups(size=ppo.group, part=ppo.part(lanes))
 
 
-def advantages(
-    run: Run, groups: Groups, ppo: Ppo, rewards: Mapping[int, torch.Tensor]
-) -> Mapping[int, torch.Tensor]:
+def advantages(run: Run, groups: Groups, ppo: Ppo, rewards: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
     """[samples, tokens] of each lane, by an algorithm without a critic, from the lanes' rewards. Collective where groups span
     lanes.
     """
     rows = run.buffer.rows
     if groups.spans == 1 or ppo.algorithm not in GROUPED:
-        return {lane: without_critic(its, rows[lane]["mask"], ppo, rows[lane].get("lost")) for lane, its in rewards.items()}
+        return {
+            lane: without_critic(its, rows[lane]["mask"], ppo, rows[lane].get("lost")) for lane, its in rewards.items()
+        }
     columns = {lane: (its.sum(1), rows[lane]["mask"].sum(1), _lost(run, lane)) for lane, its in rewards.items()}
     found = {}
     for lane, (scores, lengths, lost) in whole(run, groups, columns).items():
@@ -98,7 +98,9 @@ def whole(
     """Each lane's columns, [samples] each, as those of its whole band, [samples of the band] each: group by group, in a
     group's order. They travel as float64, which has each float32 and each bool. Collective.
     """
-    told = run.gather({lane: torch.stack([one.double() for one in its]).view(-1).tolist() for lane, its in columns.items()})
+    told = run.gather(
+        {lane: torch.stack([one.double() for one in its]).view(-1).tolist() for lane, its in columns.items()}
+    )
     found = {}
     for lane, its in columns.items():
         parts = [

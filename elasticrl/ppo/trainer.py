@@ -197,9 +197,7 @@ class Trainer:
         """Scores, KL and values to advantages; with the batch's moments, in the order of lanes, to whitened ones."""
         ppo, buffer, tallies = self.ppo, self.run.buffer, {}
         of_tokens = {lane: self._rewards(buffer.rows[lane]) for lane in dict.fromkeys(self.run.lanes)}
-        if ppo.algorithm != "ppo":
-            for lane, gained in groups.advantages(self.run, self.groups, ppo, of_tokens).items():
-                buffer.put(lane, advantages=gained)
+        self._against_others(of_tokens)
         for lane in self.run.lanes:
             rows, tally = buffer.rows[lane], Tally()
             mask = rows["mask"]
@@ -243,6 +241,12 @@ class Trainer:
             buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
         seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
         self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _against_others(self, rewards: Mapping[int, torch.Tensor]) -> None:
+        """The advantages of an algorithm without a critic."""
+        if self.ppo.algorithm != "ppo":
+            for lane, gained in groups.advantages(self.run, self.groups, self.ppo, rewards).items():
+                self.run.buffer.put(lane, advantages=gained)
 
     def _tally_gains(self, lane: int, tally: Tally) -> None:
         rows, chosen = self.run.buffer.rows[lane], self._chosen(lane)

@@ -86,7 +86,11 @@ def job(
         steps=steps,
         sizes=passes,
         feed=InOrder(
-            Digits(tokenizer, 4), per_lane=per_lane // ppo.part(lanes), lanes=lanes, seed=seed, spans=ppo.group // ppo.part(lanes)
+            Digits(tokenizer, 4),
+            per_lane=per_lane // ppo.part(lanes),
+            lanes=lanes,
+            seed=seed,
+            spans=ppo.group // ppo.part(lanes),
         ),
         engine=engine(body, sampling),
         scorer=scorer,

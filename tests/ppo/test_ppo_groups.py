@@ -140,7 +140,7 @@ SPAN = {
     ("name", "strategy", "worlds"),
     [
         ("grpo", "replicated", (1, 3)),
-        pytest.param("grpo", "replicated", (2, 4), marks=pytest.mark.slow),
+        pytest.param("grpo", "replicated", (1, 2, 4), marks=pytest.mark.slow),
         pytest.param("dapo", "replicated", (1, 2, 3, 4), marks=pytest.mark.slow),
         pytest.param("rloo", "fsdp", (1, 2, 3, 4), marks=pytest.mark.slow),
         pytest.param("dapo", "fsdp", (1, 3), marks=pytest.mark.slow),

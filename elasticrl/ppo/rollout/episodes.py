@@ -87,8 +87,8 @@ class Shape:
 
 
 class Episodes:
-    """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole sample wide, its
-    answers one message long (`made.sampling_of`).
+    """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole
+    sample wide, its answers one message long (`made.sampling_of`).
     """
 
     def __init__(
