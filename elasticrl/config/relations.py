@@ -113,7 +113,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "reward.url", "environment.function", "evaluate.every",
+    "model.strategy", "rollout.engine", "reward.url", "environment.function",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
@@ -124,7 +124,7 @@ def _beyond_teams(t: Tree) -> list[str]:
     """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
     by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
     """
-    usual = {"rollout.engine": "torch", "evaluate.every": 0}
+    usual = {"rollout.engine": "torch"}
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
     found: list[str] = []

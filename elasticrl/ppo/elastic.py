@@ -129,7 +129,8 @@ class ElasticRun:
     def gather(self, numbers: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
         """As Run's."""
         told = self.base.tell({str(lane): list(its) for lane, its in numbers.items()})
-        return {int(lane): its for words in told for lane, its in words.items()}
+        # Of those who carry the same lanes, the members of a team, the first ones count, as in a tally.
+        return {int(lane): its for words in reversed(told) for lane, its in words.items()}
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """As Run's."""

@@ -1,4 +1,4 @@
-"""A curriculum: levels that a file's records name, mixed by step, with the same bits on any number of workers and through kills."""
+"""A curriculum: levels that records name, mixed by step, with the same bits on any number of workers and through kills."""
 
 import json
 import random

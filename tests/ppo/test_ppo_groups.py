@@ -13,10 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from elastic_kit import small, strike
 from gang_kit import Nodes
 from ppo_job import job, settings
+from turns_kit import WORDS, turned
 
 from elasticrl.config.training import Kl, Ppo
-from elasticrl.ppo import groups
+from elasticrl.ppo import groups, tiny
 from elasticrl.ppo.groups import Groups, advantages, unlike
+from elasticrl.ppo.staleness import Staleness
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.data.cursor import Cursor, Segment, Walk
@@ -112,14 +114,36 @@ def test_lanes_of_a_band_have_the_same_samples_and_the_others_follow():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", [{}, {"gen_batch": 64, "filter_groups": True}], ids=["grpo", "dapo"])
-def test_lanes_in_any_order_have_the_same_digest_where_groups_span_them(folders, more):
+@pytest.mark.parametrize(
+    ("more", "behind"),
+    [({}, 0), ({}, 1), ({"gen_batch": 64, "filter_groups": True}, 0)],
+    ids=["grpo", "stale", "dapo"],
+)
+def test_lanes_in_any_order_have_the_same_digest_where_groups_span_them(folders, more, behind):
     ppo = settings(algorithm="grpo", group=16, kl=Kl(where="loss", coef=0.01), **more)
     found = []
     for order in (tuple(range(8)), (3, 1, 0, 2, 7, 5, 6, 4)):
-        trainer, run = job(folders["qwen2"], ppo=ppo, lanes=8, carried=(order,))
+        trainer, run = job(folders["qwen2"], ppo=ppo, lanes=8, carried=(order,), staleness=Staleness(steps=behind))
         assert trainer.groups == Groups(size=16, part=4)
         reports = [dict(trainer.step(number).metrics) for number in range(2)]
+        found.append((run.digest(), reports, sorted(run.ledger)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.long
+def test_episodes_of_a_group_that_spans_lanes_are_compared_whole(tmp_path):
+    path = tiny.write(tmp_path, hidden=32, layers=2, words=WORDS)
+    ppo = Ppo(
+        algorithm="grpo", group=8, batch=16, mini_batch=16, micro_tokens=80, lr=4e-3, kl=Kl(where="off"), filter_groups=True
+    )  # fmt: skip
+    found = []
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        trainer, run = turned(path, ppo=ppo, lanes=4, carried=(order,))
+        assert trainer.groups == Groups(size=8, part=4)
+        reports = [dict(trainer.step(number).metrics) for number in range(2)]
+        for lane in (0, 2):
+            prompts = [{name.partition(".")[0] for name in run.buffer.ids[one]} for one in (lane, lane + 1)]
+            assert prompts[0] == prompts[1]
         found.append((run.digest(), reports, sorted(run.ledger)))
     assert found[0] == found[1]
 
