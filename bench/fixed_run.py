@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elasticrl.ppo.run import Buffer
+from elasticrl.runtime.agree import exchange
 from elasticrl.runtime.alike import not_finite
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.replicated import Replicated
@@ -74,6 +76,7 @@ class FixedRun:
         self._parts = parts
         self._pending: list[Entry] = []
         self._on_phase = on_phase
+        self._gang: Any = group and SimpleNamespace(rank=rank, world=deal.world, group=group, backend="gloo")
 
     @property
     def version(self) -> int:
@@ -119,6 +122,13 @@ class FixedRun:
             lane * self._parts + i: zero if i else tally for lane, tally in tallies.items() for i in range(self._parts)
         }
         return self._any.exchange(leaves)
+
+    def gather(self, numbers: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
+        """As JSON, as the elastic run does it."""
+        if self._gang is None:
+            return dict(numbers)
+        told = exchange(self._gang, {str(lane): list(its) for lane, its in numbers.items()})
+        return {int(lane): its for words in told for lane, its in words.items()}
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """One after the other."""
@@ -181,14 +191,15 @@ class InOrder:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], *, per_lane: int, lanes: int, seed: int, shuffle: bool = False
+        self, prompts: Sequence[Prompt], *, per_lane: int, lanes: int, seed: int, shuffle: bool = False, spans: int = 1
     ) -> None:
         self.prompts, self.per_lane, self.lanes, self.seed, self.shuffle = prompts, per_lane, lanes, seed, shuffle
+        self.spans = spans  # lanes that have the same prompts
         self._order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
 
     def __call__(self, step: int, lane: int) -> list[tuple[str, Prompt]]:
         """(sample id, prompt): the id has the epoch in it, so that no two samples of a job share one."""
-        first = (step * self.lanes + lane) * self.per_lane
+        first = (step * self.lanes + lane) // self.spans * self.per_lane
         found: list[tuple[str, Prompt]] = []
         for number in range(first, first + self.per_lane):
             epoch, index = divmod(number, len(self.prompts))

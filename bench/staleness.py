@@ -1,6 +1,7 @@
 """What `rollout.staleness` gains: one PPO job with samples of 0, 1, 2 and 4 steps ago. Its bits stay whatever its engines do.
 
     python bench/staleness.py [--engines 1] [--steps 24] [--behind 0,1,2,4] [--chaos 2] [--seed 7] [--json]
+    python bench/staleness.py --learning [--steps 30] [--behind 0,1,2,4] [--seeds 0,1,2] [--json]
 
 One training node and `--engines` rollout nodes on loopback, one real etcd. A random model of 4 layers, 128 wide, GRPO with 32
 samples a step, prompts of 16 tokens and answers of 48 at most.
@@ -9,6 +10,13 @@ step     seconds of a step, from the third to the last, and how many times those
 chaos    as often as `--chaos` says, the job is done again while its engines are stopped, killed and started at random
 bits     have all runs of one staleness the same digests?
 once     was each sample used once in each epoch?
+
+With `--learning` it is what staleness costs instead: the demonstration's job (`elasticrl demo`) in one process, with
+`ppo.importance_limit` 2 where samples are old. Which weights generate a sample is the same whoever generates it, so the rewards
+are those of any engine.
+
+reward   the mean of the last ten steps: the median of the seeds, and all of them
+half     the first step of which the reward, as a mean of five steps, is at least 0.5: the median of the seeds
 """
 
 import argparse
@@ -16,17 +24,21 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.live.local import Job
+from elasticrl.cli import demo
 from elasticrl.ppo import tiny
 from elasticrl.ppo.rollout.service import ENGINE_LOCK
 from elasticrl.runtime.chronicle import compare, read
@@ -34,6 +46,7 @@ from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 LIMIT_S = 900.0
+LEARN_S = 3600.0  # for one job of `--learning`
 FIRST = 3  # steps before it: processes start, memory is found
 
 
@@ -134,16 +147,90 @@ def play(folder: Path, behind: int, args: argparse.Namespace, chaos: int, keep: 
     return Run(behind=behind, chaos=chaos, step_s=took / (args.steps - 1 - FIRST), faults=faults, once=audit(keep).ok)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """One job of `--learning`. Example: Learnt(behind=1, seed=0, rewards=[0.12, ...])"""
+
+    behind: int
+    seed: int
+    rewards: list[float]
+
+    @property
+    def end(self) -> float:
+        """The mean of the last ten steps."""
+        return mean(self.rewards[-10:])
+
+    @property
+    def half(self) -> float:
+        """The first step with at least half of the reward; infinity if it does not come to that."""
+        means = {step: mean(self.rewards[step - 4 : step + 1]) for step in range(4, len(self.rewards))}
+        return next((float(step) for step, reward in means.items() if reward >= 0.5), inf)
+
+
+def learn(folder: Path, behind: int, seed: int, steps: int) -> Learnt:
+    """The demonstration's job in one process, to its end."""
+    own = folder / f"{behind}.{seed}"
+    own.mkdir()
+    (own / "job.yaml").write_text(demo.job("learning", folder, own / "vault", steps=steps, device="cpu"))
+    settings = {
+        "JOB__SEED": seed, "ROLLOUT__STALENESS": behind, "MEMBERSHIP__MIN_NODES": 1, "VAULT__COPIES": 0,
+        "CHECKPOINT__DIR": own / "saves", "NODE__STATE_DIR": own / "state", "TELEMETRY__LOG_DIR": own / "log",
+    } | ({"PPO__IMPORTANCE_LIMIT": 2.0} if behind else {})  # fmt: skip
+    env = {f"ELASTICRL__{key}": str(value) for key, value in settings.items()}
+    env |= {"ELASTICRL_HISTORY": str(own / "history.jsonl"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "elasticrl.ppo", str(own / "job.yaml")]
+    with (own / "out").open("wb") as out:
+        done = subprocess.run(command, env=os.environ | env, stdout=out, stderr=out, timeout=LEARN_S, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"staleness {behind}, seed {seed}: it ended with {done.returncode}: {(own / 'out').read_text()[-2000:]}"
+        )
+    told = [json.loads(line) for line in (own / "history.jsonl").read_text().splitlines()]
+    rewards = {note["step"]: note["reward"] for note in told}
+    return Learnt(behind=behind, seed=seed, rewards=[rewards[step] for step in range(steps)])
+
+
+def learning(args: argparse.Namespace) -> None:
+    """What staleness costs."""
+    runs = list[Learnt]()
+    with tempfile.TemporaryDirectory(prefix="learn-") as place:
+        folder = Path(place)
+        tiny.write(folder / "model", hidden=32, layers=2)
+        chance = random.Random(5)
+        lines = [
+            json.dumps({"prompt": f"{chance.randrange(10**demo.DIGITS):0{demo.DIGITS}}"}) for _ in range(demo.PROMPTS)
+        ]
+        (folder / "prompts.jsonl").write_text("\n".join(lines))
+        for behind in map(int, args.behind.split(",")):
+            runs += [learn(folder, behind, seed, args.steps) for seed in map(int, args.seeds.split(","))]
+            mine = [run for run in runs if run.behind == behind]
+            if not args.json:
+                ends = ", ".join(f"{run.end:.2f}" for run in mine)
+                half = median(run.half for run in mine)
+                print(
+                    f"staleness {behind}: reward {median(run.end for run in mine):.2f} ({ends}), half {half:g}",
+                    flush=True,
+                )
+    if args.json:
+        print(json.dumps([asdict(run) for run in runs]))
+
+
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--learning", action="store_true")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--behind", default="0,1,2,4")
     parser.add_argument("--chaos", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    args.steps = args.steps or (30 if args.learning else 24)
+    if args.learning:
+        learning(args)
+        return
     with tempfile.TemporaryDirectory(prefix="stale-") as place:
         folder, runs, alike = Path(place), list[Run](), dict[int, bool]()
         tiny.write(folder / "actor", hidden=128, layers=4)

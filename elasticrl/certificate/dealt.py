@@ -58,6 +58,8 @@ def _samples(segment: Segment, numbers: range) -> list[Sample]:
     except ModuleNotFoundError:  # slower by twenty times
         return [(sample.epoch, sample.index) for sample in map(segment.sample, numbers)]
     walk = segment.walk
+    if walk.levels:
+        return [(sample.epoch, sample.index) for sample in map(segment.sample, numbers)]
     assert walk.size is not None
     row = np.arange(numbers.start, numbers.stop, dtype=np.int64) + segment.offset
     epochs, places = row // walk.usable, row % walk.usable

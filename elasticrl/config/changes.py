@@ -67,6 +67,7 @@ REFUSED = (
     "data.chat_template",
     "data.max_prompt",
     "data.shuffle",
+    "data.curriculum",
 )
 
 #: A checkpoint made under other values is gone on from, and the log says that something is other: bits differ from there on.

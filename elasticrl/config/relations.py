@@ -8,7 +8,7 @@ Long because it is one table.
 import re
 from collections.abc import Callable
 from itertools import combinations
-from math import ceil, gcd, isfinite
+from math import ceil, gcd, isfinite, lcm
 from os import fsencode
 from socket import gethostname
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from elasticrl.contract.level import means_of
 
 OUR_TRAINER = "elasticrl.ppo"
 GIVEN = ("dpo", "kto", "sft")  # algorithms whose answers are in the data
+MIXED = 1000  # the sum of a stage's weights in a curriculum, at most
 GROUPED = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # that compare the samples of one prompt
 
 
@@ -112,7 +113,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "reward.url", "environment.function", "evaluate.every",
+    "model.strategy", "rollout.engine", "reward.url", "environment.function",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
@@ -123,7 +124,7 @@ def _beyond_teams(t: Tree) -> list[str]:
     """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
     by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
     """
-    usual = {"rollout.engine": "torch", "evaluate.every": 0}
+    usual = {"rollout.engine": "torch"}
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
     found: list[str] = []
@@ -230,6 +231,22 @@ def _odd_weights(t: Tree) -> list[str]:
     """Weights that belong to no part, or are no number."""
     names = {*t.reward.parts, *(["model"] if t.reward.parts and t.reward.model else [])}
     return [f"{name}: {text}" for name, text in t.reward.weights.items() if name not in names or not _is_number(text)]
+
+
+def _odd_stages(t: Tree) -> str:
+    """What is wrong with the curriculum's stages; "" if nothing is."""
+    curriculum = t.data.curriculum
+    if curriculum.field is None:
+        return "there are stages, and no field" if curriculum.stages else ""
+    try:
+        steps = sorted(map(int, curriculum.stages))
+        sums = [sum(stage[1:]) for stage in curriculum.weights]
+    except ValueError as error:
+        return str(error)
+    if steps[:1] != [0] or len(set(steps)) != len(steps):
+        return f"the first steps are {', '.join(curriculum.stages) or 'none'}"
+    odd = [its for its in sums if not 1 <= its <= MIXED]
+    return f"the weights of a stage sum up to {odd[0]}" if odd else ""
 
 
 def _is_number(text: str) -> bool:
@@ -906,6 +923,20 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write turn_tokens: {t.rollout.max_tokens}, or raise max_tokens.",
     ),
     Relation(
+        keys=("data.curriculum.stages", "data.curriculum.field", "job.program"),
+        rule="must begin with step 0, and give levels whole numbers as weights, 1 to 1000 in all; and a field says the levels",
+        broken=lambda t: _ours(t) and bool(_odd_stages(t)),
+        values=_odd_stages,
+        remedy='Write field: level and stages: {0: "easy 1", 200: "easy 1, hard 3"}.',
+    ),
+    Relation(
+        keys=("data.curriculum.field", "ppo.algorithm", "job.program"),
+        rule="must be null for dpo, kto and sft, whose records are one row",
+        broken=lambda t: _ours(t) and t.ppo.algorithm in GIVEN and t.data.curriculum.field is not None,
+        values=lambda t: f"it is {t.data.curriculum.field}, with {t.ppo.algorithm}",
+        remedy="Remove curriculum; a file that is sorted, with shuffle: false, keeps its order.",
+    ),
+    Relation(
         keys=("ppo.batch", "lanes.count", "job.program"),
         rule="must be divisible by lanes.count, because lanes are equal",
         broken=lambda t: _ours(t) and t.ppo.batch % t.lanes.count != 0,
@@ -959,16 +990,19 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.gen_batch", "ppo.batch", "ppo.group", "lanes.count", "job.program"),
-        rule="must be a multiple of lanes.count x group, and over batch",
+        rule="must be a multiple of lanes.count x the samples of a group in a lane, and over batch",
         broken=lambda t: (
             _ours(t)
             and t.ppo.gen_batch is not None
-            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.group) != 0)
+            and (t.ppo.gen_batch <= t.ppo.batch or t.ppo.gen_batch % (t.lanes.count * t.ppo.part(t.lanes.count)) != 0)
         ),
         values=lambda t: (
-            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, a group of {t.ppo.group}, a batch of {t.ppo.batch}"
+            f"it is {t.ppo.gen_batch}, with {t.lanes.count} lanes, each with {t.ppo.part(t.lanes.count)} of a group of "
+            f"{t.ppo.group}, and a batch of {t.ppo.batch}"
         ),
-        remedy=lambda t: f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}, or remove it.",
+        remedy=lambda t: (
+            f"Write gen_batch: {2 * _multiple(t.ppo.batch, t.lanes.count * t.ppo.part(t.lanes.count))}, or remove it."
+        ),
     ),
     Relation(
         keys=("ppo.gen_batch", "ppo.filter_groups", "job.program"),
@@ -1041,12 +1075,10 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("ppo.group", "ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
-        rule="must divide a lane's part of batch, because a group stays in one lane",
-        broken=lambda t: (
-            _generates(t) and t.ppo.batch % t.lanes.count == 0 and (t.ppo.batch // t.lanes.count) % t.ppo.group != 0
-        ),
-        values=lambda t: f"{t.ppo.batch} / {t.lanes.count} is not a multiple of {t.ppo.group}",
-        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}.",
+        rule="must divide batch, because a step has whole groups; one that is larger than a lane's part lies in several lanes",
+        broken=lambda t: _generates(t) and t.ppo.batch % t.lanes.count == 0 and t.ppo.batch % t.ppo.group != 0,
+        values=lambda t: f"{t.ppo.batch} is not a multiple of {t.ppo.group}",
+        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, lcm(t.lanes.count, t.ppo.group, t.ppo.mini_batch))}.",
     ),
     Relation(
         keys=("ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
@@ -1194,7 +1226,7 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: _generates(t) and t.rollout.staleness == 1 and not _ahead(t),
         values=lambda t: (
             f"it is {t.rollout.stale_share:g}, and a batch of {t.ppo.generated} has "
-            f"{t.ppo.generated // t.lanes.count // t.ppo.group} groups of {t.ppo.group} in each of {t.lanes.count} lanes"
+            f"{_groups(t)} groups of {t.ppo.group} in each of {t.lanes.count} lanes"
         ),
         remedy="Remove stale_share, or write a larger batch.",
     ),
@@ -1245,4 +1277,9 @@ def _rungs(t: Tree) -> list[float]:
 
 def _ahead(t: Tree) -> int:
     """How many groups of a lane's samples are generated ahead."""
-    return int(t.ppo.generated // t.lanes.count // t.ppo.group * t.rollout.stale_share)
+    return int(_groups(t) * t.rollout.stale_share)
+
+
+def _groups(t: Tree) -> int:
+    """Of how many groups a lane has all samples, or its part of them."""
+    return t.ppo.generated // t.lanes.count // t.ppo.part(t.lanes.count)

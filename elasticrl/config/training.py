@@ -4,6 +4,7 @@ They bind the trainer that comes with elasticrl (`job.program: elasticrl.ppo`); 
 Batch sizes are in samples of the whole job, never per worker: a world that shrinks changes nothing here.
 """
 
+from math import gcd
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -170,6 +171,15 @@ class Ppo(Section):
     def generated(self) -> int:
         """Samples generated in a step."""
         return self.gen_batch or self.batch
+
+    def part(self, lanes: int) -> int:
+        """Samples of a group in one lane: the whole group where it fits, else the largest part that groups and lanes are made
+        of.
+
+        >>> Ppo(batch=512, group=16).part(32), Ppo(batch=512, group=16).part(512), Ppo(batch=768, group=16).part(64)
+        (16, 1, 4)
+        """
+        return gcd(self.group, self.batch // lanes)
 
 
 class Lora(Section):
@@ -453,6 +463,43 @@ class Evaluate(Section):
     """Prompts whose first answer is in the report, with its score. More show more, in longer logs."""
 
 
+class Curriculum(Section):
+    """How the mix of prompts changes as the job goes on. CURRICULUM.md has an example."""
+
+    field: Text | None = None
+    """The field of a record that says its level: how difficult it is, or where it comes from. A text or a whole number. null:
+    all prompts are one row."""
+    stages: Mapped = Names()
+    """From which step on which levels are mixed, each with its weight: {0: "easy 1", 200: "easy 1, hard 3"}. Of every four
+    prompts from step 200 on, one is easy and three are hard. A level with weight 0, or without one, waits."""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """All that are named, in order."""
+        return tuple(sorted({name for text in self.stages.values() for name in mix_of(text)}))
+
+    @property
+    def weights(self) -> tuple[tuple[int, ...], ...]:
+        """Of each stage, in order: its first step, then what each level weighs."""
+        stages = [(int(step), mix_of(text)) for step, text in self.stages.items()]
+        return tuple(sorted((step, *(mix.get(name, 0) for name in self.levels)) for step, mix in stages))
+
+
+def mix_of(text: str) -> dict[str, int]:
+    """What a stage says, or ValueError.
+
+    >>> mix_of("easy 1, very hard 3")
+    {'easy': 1, 'very hard': 3}
+    """
+    found = dict[str, int]()
+    for part in text.split(","):
+        name, _, weight = part.strip().rpartition(" ")
+        if not name or name in found or not weight.isascii() or not weight.isdigit():
+            raise ValueError(f"{part.strip()!r} is no level with its weight")
+        found[name.strip()] = int(weight)
+    return found
+
+
 class Data(Section):
     """Where prompts come from."""
 
@@ -482,6 +529,7 @@ class Data(Section):
     """Tokens of a prompt at most; longer ones are left out, and counted. More keeps more of the data, at more memory."""
     shuffle: bool = True
     """true draws each epoch in a new order, from job.seed; false takes the file's order."""
+    curriculum: Curriculum = Curriculum()
     workers: Whole = 0
     """Processes that tokenize while the file is read, when a worker starts on a node that has not kept the tokens yet. 0: the
     worker does it itself. More start sooner with much data, at memory and a second for each process."""

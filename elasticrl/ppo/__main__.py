@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import elasticrl
+from elasticrl.config.training import Curriculum
 from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
@@ -135,7 +136,9 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
-            per_lane=ppo.generated // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+            per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
+            shuffle=tree.data.shuffle, spans=ppo.group // ppo.part(lanes), levels=data.levels,
+            stages=tree.data.curriculum.weights if tree.data.curriculum.stages else (),
         ),
         group=ppo.group,
     )  # fmt: skip
@@ -220,7 +223,7 @@ def passes_of(tree: Tree, device: str) -> sizes.Sizes:
     ppo, lanes, away = tree.ppo, tree.lanes.count, tree.placement.ref.where == "rollout"
     widest = {"prompt": tree.data.max_prompt, "answer": tree.rollout.max_tokens}
     share = device == "cpu" and not away and models.shares(str(tree.model.path), tree.model, ppo, lanes, **widest)
-    return sizes.of(ppo, device=device, share=share, **widest)
+    return sizes.of(ppo, device=device, share=share, lanes=lanes, **widest)
 
 
 def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:
@@ -228,7 +231,9 @@ def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling
     asked, lanes = tree.evaluate, tree.lanes.count
     if not asked.every:
         return None
-    held_out = tree.data.model_copy(update={"path": asked.prompts, "split": asked.split, "shuffle": False})
+    held_out = tree.data.model_copy(
+        update={"path": asked.prompts, "split": asked.split, "shuffle": False, "curriculum": Curriculum()}
+    )
     try:
         data = prompts.load(held_out, roles.tokenizer, kept_tokens(base))
     except DataError as error:

@@ -95,19 +95,25 @@ def without_critic(
     """
     if ppo.algorithm == "reinforce_plus_plus":
         return gae(rewards, torch.zeros_like(rewards), mask, gamma=ppo.gamma, lam=1.0)[0]
-    scores = rewards.sum(1)
+    return of_all_tokens(gains(rewards.sum(1), mask.sum(1), ppo, lost), mask, lost)
+
+
+def gains(scores: torch.Tensor, lengths: torch.Tensor, ppo: Ppo, lost: torch.Tensor | None = None) -> torch.Tensor:
+    """What each sample [samples] has over its group, by an algorithm that has a baseline from the group's scores. `lengths` are
+    the samples' tokens.
+    """
     if ppo.algorithm == "rloo":
-        return leave_one_out(scores, mask, ppo.group, lost=lost)
+        return leave_one_out(scores, ppo.group, lost=lost)
     if ppo.algorithm == "opo":
-        return less_weighted_mean(scores, mask, ppo.group, lost=lost)
+        return less_weighted_mean(scores, lengths, ppo.group, lost=lost)
     scaled = ppo.algorithm == "grpo" and ppo.scale_rewards == "group"
-    return group_advantages(scores, mask, ppo.group, scaled=scaled, lost=lost)
+    return group_gains(scores, ppo.group, scaled=scaled, lost=lost)
 
 
-def group_advantages(
-    scores: torch.Tensor, mask: torch.Tensor, group: int, *, scaled: bool = True, lost: torch.Tensor | None = None
+def group_gains(
+    scores: torch.Tensor, group: int, *, scaled: bool = True, lost: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
+    """GRPO: each score against those of the other answers to its prompt.
 
     Samples of a group are neighbours: rows 0 to group - 1 are the first. `scaled` divides by the group's standard deviation,
     which favours prompts that are almost always, or almost never, answered well; Dr.GRPO leaves it out.
@@ -118,30 +124,34 @@ def group_advantages(
     if scaled and group > 1:
         squares = torch.where(there, gain, 0.0).square().sum(1, keepdim=True)
         gain = gain / ((squares / (count - 1).clamp(min=1)).sqrt() + GROUP_EPSILON)
-    return _of_all_tokens(torch.where(count > 1, gain, 0.0) if group > 1 else gain, mask, there)
+    return (torch.where(count > 1, gain, 0.0) if group > 1 else gain).reshape(-1)
 
 
-def leave_one_out(
-    scores: torch.Tensor, mask: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
-) -> torch.Tensor:
-    """RLOO: each score less the mean of the *other* answers to its prompt, the same for all tokens of a sample."""
+def leave_one_out(scores: torch.Tensor, group: int, *, lost: torch.Tensor | None = None) -> torch.Tensor:
+    """RLOO: each score less the mean of the *other* answers to its prompt."""
     groups, there = _groups(scores, group), _there(scores, group, lost)
     count = there.sum(1, keepdim=True)
     others = torch.where(there, groups, 0.0).sum(1, keepdim=True) - groups
     gain = groups - others / (count - 1).clamp(min=1)
-    return _of_all_tokens(torch.where(count > 1, gain, 0.0), mask, there)
+    return torch.where(count > 1, gain, 0.0).reshape(-1)
 
 
 def less_weighted_mean(
-    scores: torch.Tensor, mask: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
+    scores: torch.Tensor, lengths: torch.Tensor, group: int, *, lost: torch.Tensor | None = None
 ) -> torch.Tensor:
     """OPO: each score less the group's mean, in which an answer weighs as many times as it has tokens: the baseline of least
     variance, where tokens' gradients are alike.
     """
     groups, there = _groups(scores, group), _there(scores, group, lost)
-    lengths = torch.where(there, mask.sum(1).view(-1, group), 0).to(scores.dtype)
-    mean = torch.where(there, groups * lengths, 0.0).sum(1, keepdim=True) / lengths.sum(1, keepdim=True).clamp(min=1.0)
-    return _of_all_tokens(groups - mean, mask, there)
+    weights = torch.where(there, lengths.view(-1, group), 0).to(scores.dtype)
+    mean = torch.where(there, groups * weights, 0.0).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1.0)
+    return (groups - mean).reshape(-1)
+
+
+def of_all_tokens(gain: torch.Tensor, mask: torch.Tensor, lost: torch.Tensor | None = None) -> torch.Tensor:
+    """[samples, tokens]: a sample's gain is the advantage of each of its tokens. What is `lost` has none."""
+    chosen = mask if lost is None else mask & ~lost[:, None]
+    return torch.where(chosen, gain[:, None], 0.0)
 
 
 def over_batch(advantages: torch.Tensor, scores: Moments) -> torch.Tensor:
@@ -156,10 +166,6 @@ def _groups(scores: torch.Tensor, group: int) -> torch.Tensor:
 
 def _there(scores: torch.Tensor, group: int, lost: torch.Tensor | None) -> torch.Tensor:
     return torch.ones_like(scores, dtype=torch.bool).view(-1, group) if lost is None else ~lost.view(-1, group)
-
-
-def _of_all_tokens(gain: torch.Tensor, mask: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    return torch.where(mask & there.reshape(-1, 1), gain.reshape(-1, 1), 0.0)
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:

@@ -126,6 +126,12 @@ class ElasticRun:
         """As Run's."""
         return self.base.exchange(tallies)
 
+    def gather(self, numbers: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
+        """As Run's."""
+        told = self.base.tell({str(lane): list(its) for lane, its in numbers.items()})
+        # Of those who carry the same lanes, the members of a team, the first ones count, as in a tally.
+        return {int(lane): its for words in reversed(told) for lane, its in words.items()}
+
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """As Run's."""
         parts = self.base.parts_per_lane
@@ -155,7 +161,8 @@ class ElasticRun:
         """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
         prompts = [name for name in ids if name.partition(".")[2] in ("", "0")]
         tree, step = self.base.tree, self.base.progress.step
-        by = weights_of(self.buffer, lane, prompts, step=step, group=tree.ppo.group, staleness=staleness_of(tree))
+        part = tree.ppo.part(tree.lanes.count)
+        by = weights_of(self.buffer, lane, prompts, step=step, part=part, staleness=staleness_of(tree))
         for weights, found in by.items() or [(None, list[str]())]:
             samples = [_sample(name.partition(".")[0]) for name in found]
             self.base.used(lane, samples, turn=epoch, filtered=filtered, by=weights)
@@ -245,13 +252,13 @@ class BufferPart:
 
 
 def weights_of(
-    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, group: int, staleness: Staleness
+    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, part: int, staleness: Staleness
 ) -> Mapping[int | None, list[str]]:
     """Which weights generated these samples of a lane, by the step that these weights began: this one, or for what was
-    generated ahead the first of its period. None: nobody generated them here.
+    generated ahead the first of its period. None: nobody generated them here. `part` of a group are in the lane.
     """
     mine = buffer.ids.get(lane, [])
-    early = set(mine[: staleness.part(len(mine), group)]) if "ahead_behind" in buffer.facts else set()
+    early = set(mine[: staleness.part(len(mine), part)]) if "ahead_behind" in buffer.facts else set()
     made = "rollout_logprobs" in buffer.rows.get(lane, {})
     found: dict[int | None, list[str]] = {}
     for name in ids:

@@ -289,7 +289,12 @@ def _cut(count: int, cuts: int) -> int:
 def _notes(tree: Tree) -> tuple[str, ...]:
     """What the table does not say."""
     tp, cp = tree.model.tp, tree.model.cp
-    said = []
+    said, part = [], tree.ppo.part(tree.lanes.count)
+    if tree.job.program == OUR_TRAINER and part < tree.ppo.group:
+        said.append(
+            f"A group of {tree.ppo.group} samples lies in {tree.ppo.group // part} lanes, {part} in each (ppo.group, "
+            "lanes.count): the workers tell each other their scores."
+        )
     if tp > 1:
         said.append(
             f"A model is cut up between {tp} workers (model.tp): P and T are one worker's (of a reward model all), W counts "

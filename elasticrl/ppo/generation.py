@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elasticrl.ppo.groups import Groups
 from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.engine import Apart, Engine, Request, Samples
 from elasticrl.ppo.run import Ahead
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
 
+ALONE = Groups()
 SAMPLED = ("tokens", "mask", "rollout_logprobs", "ended")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 Flight = tuple[int, "Future[dict[int, Samples]]"]  # by which weights
@@ -39,16 +41,16 @@ Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (
 
 
 class Generator:
-    """`steps` is the job's length, 0 for no end; `group` the samples of each prompt. `begun` keeps the weights that a period of
-    several steps began with, for an engine that must be fed again in the middle of it.
+    """`steps` is the job's length, 0 for no end; `groups` how the samples of each prompt lie in lanes. `begun` keeps the
+    weights that a period of several steps began with, for an engine that must be fed again in the middle of it.
     """
 
     def __init__(
-        self, run: Run, engine: Engine, feed: Feed, *, group: int = 1, steps: int = 0,
+        self, run: Run, engine: Engine, feed: Feed, *, groups: Groups = ALONE, steps: int = 0,
         staleness: Staleness = ON_TIME, begun: Begun | None = None,
     ) -> None:  # fmt: skip
         self.run, self.engine, self.feed = run, engine, feed
-        self.group, self.steps, self.staleness = group, steps, staleness
+        self.groups, self.steps, self.staleness = groups, steps, staleness
         self.begun = begun
         self._pool: ThreadPoolExecutor | None = None
         self._flights: dict[int, Flight] = {}  # by the step that they are for
@@ -189,7 +191,7 @@ class Generator:
     def _early(self, step: int, lane: int) -> list[Request]:
         """What is generated ahead."""
         asked = self._requests(step, lane)
-        return asked[: self.staleness.part(len(asked), self.group)]
+        return asked[: self.staleness.part(len(asked), self.groups.part)]
 
     def _together(self, there: Callable[[int], bool]) -> list[list[int]]:
         """The lanes to be generated, by what goes to the engine at once: one, or all where it is nobody's collective. In
@@ -204,16 +206,18 @@ class Generator:
 
     def _requests(self, step: int, lane: int) -> list[Request]:
         most, streams = self.engine.sampling.prompt_tokens, Streams(seed=self.run.streams.seed, step=step)
-        return requests_of(self.feed(step, lane), self.group, streams, most)
+        return requests_of(self.feed(step, lane), self.groups, lane, streams, most)
 
 
-def requests_of(fed: Sequence[tuple[str, Prompt]], group: int, streams: Streams, most: int) -> list[Request]:
-    """What is asked for of a lane's prompts: `group` samples of each, with noise of their own. `most`: tokens of a prompt."""
+def requests_of(
+    fed: Sequence[tuple[str, Prompt]], groups: Groups, lane: int, streams: Streams, most: int
+) -> list[Request]:
+    """What is asked for of a lane's prompts: its samples of each, with noise of their own. `most`: tokens of a prompt."""
     width = width_of(max((len(p.tokens) for _, p in fed), default=1), most)
     return [
         Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"), width=width)
         for sample, p in fed
-        for name in ([f"{sample}.{i}" for i in range(group)] if group > 1 else [sample])
+        for name in ([f"{sample}.{i}" for i in groups.members(lane)] if groups.size > 1 else [sample])
     ]
 
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from elasticrl.base.parsed import parsed
 from elasticrl.ppo.records import DataError, Record, Records, records
@@ -39,17 +42,29 @@ class Prompt:
 
 
 class Prompts(Sequence[Prompt]):
-    """A data set. `left_out` were too long. Example: prompts.load(tree.data, tokenizer)[0].text"""
+    """A data set. `left_out` were too long. With a curriculum its levels follow each other, `levels` are their sizes, and
+    `content` has their names. Example: prompts.load(tree.data, tokenizer)[0].text
+    """
 
-    def __init__(self, found: Records, rows: Table, asked: str) -> None:
+    def __init__(self, found: Records, rows: Table, asked: str, names: Sequence[str] = ()) -> None:
         self._found, self._rows, self._asked = found, rows, asked
         self.left_out, self.content = rows.left_out, rows.content
+        self.levels: tuple[int, ...] = ()
+        self._order: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        if names:
+            marks = rows.arrays["bounds"][1:-1:2]  # where each row's second list begins, which is its level's number
+            numbers = rows.arrays["tokens"][marks]
+            self._order = np.argsort(numbers, kind="stable")
+            self.levels = tuple(np.bincount(numbers, minlength=len(names)).tolist())
+            self.content = sha256("\n".join([rows.content, *names]).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, number: Any) -> Any:
-        (tokens,) = self._rows[number]
+        if self._order is not None:
+            number = int(self._order[number])
+        tokens, *_ = self._rows[number]
         place = self._rows.place(number)
         record = self._found[place]
         return Prompt(place=place, tokens=tokens, text=said(record[self._asked]), record=record)
@@ -67,6 +82,7 @@ def load(data: Data, tokenizer: Any, keep: Path | None = None, *, tools: Sequenc
         data.max_prompt,
         TODAY.isoformat(),
         *([json.dumps(told)] if told else []),
+        *([data.curriculum.field, *data.curriculum.levels] if data.curriculum.field else []),
     )
     work = partial(_tokens, data=data, tokenizer=tokenizer, told=told)
     rows = table(found, work, data, keep=keep, name=name_of(found, tokenizer, "prompts", *settings))
@@ -74,7 +90,14 @@ def load(data: Data, tokenizer: Any, keep: Path | None = None, *, tools: Sequenc
         raise DataError(
             f"{data.path} has no prompt of 1 to {data.max_prompt} tokens ({rows.left_out} were left out); raise data.max_prompt"
         )
-    return Prompts(found, rows, data.prompt)
+    names = data.curriculum.levels if data.curriculum.field else ()
+    loaded = Prompts(found, rows, data.prompt, names)
+    if empty := [name for name, size in zip(names, loaded.levels, strict=True) if not size]:
+        raise DataError(
+            f"{data.path} has no record of the level {empty[0]!r} that fits; name its levels as the field "
+            f"{data.curriculum.field!r} has them in data.curriculum.stages"
+        )
+    return loaded
 
 
 def fitting(data: Data, *, kept: int, left_out: int) -> str:
@@ -106,7 +129,20 @@ def _tokens(place: int, record: Record, *, data: Data, tokenizer: Any, told: Map
             f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"
         )
     tokens = encoded(place, record[data.prompt], data, tokenizer, told)
-    return (tokens,) if 0 < len(tokens) <= data.max_prompt else None
+    level = () if data.curriculum.field is None else ((_level(place, record, data),),)
+    return (tokens, *level) if 0 < len(tokens) <= data.max_prompt else None
+
+
+def _level(place: int, record: Record, data: Data) -> int:
+    """The number of a record's level."""
+    field, names = str(data.curriculum.field), data.curriculum.levels
+    level = record.get(field)
+    if not isinstance(level, str | int) or isinstance(level, bool) or str(level) not in names:
+        raise DataError(
+            f"record {place} of {data.path} has the level {level!r} in the field {field!r}, and data.curriculum.stages names "
+            f"{', '.join(names)}; name it there, with weight 0 if it is not to be used"
+        )
+    return names.index(str(level))
 
 
 def encoded(place: int, asked: Any, data: Data, tokenizer: Any, told: Mapping[str, Any] = NOTHING) -> tuple[int, ...]:

@@ -142,6 +142,9 @@ class Run(Protocol):
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's, folded in the order of lanes."""
 
+    def gather(self, numbers: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
+        """Each lane's numbers from each carried lane's, to the last bit. Collective."""
+
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """(lane, part of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this role's
         weights. So a part is a leaf of the tree of sums, whoever carries its lane.

@@ -82,22 +82,26 @@ class Sizes:
         return 1 << (most - 1).bit_length()
 
 
-def of(ppo: Ppo, *, prompt: int, answer: int, device: str = "", share: bool = False) -> Sizes:
-    """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together; with `share` a group."""
-    unit = 2 if ppo.algorithm == "dpo" else ppo.group if share else 1
+def of(ppo: Ppo, *, prompt: int, answer: int, device: str = "", share: bool = False, lanes: int = 1) -> Sizes:
+    """Of samples whose prompts and answers have at most so many tokens. Of dpo a pair stays together; with `share` what a lane
+    has of a group.
+    """
+    unit = 2 if ppo.algorithm == "dpo" else ppo.part(lanes) if share else 1
     fine = device == "cpu"
     return Sizes(tokens=ppo.micro_tokens, sample=prompt + answer, answer=answer, unit=unit, share=share, fine=fine)
 
 
 def may_share(ppo: Ppo, lanes: int, *, prompt: int, answer: int, hidden: int) -> bool:
-    """Whether a group's samples may go through the model as one row: they are always in one update, and attending from all of
-    them to all of them, which is what a mask over such a row costs, stays small beside the layers' products.
+    """Whether what a lane has of a group may go through the model as one row: these samples are always in one update, and
+    attending from all of them to all of them, which is what a mask over such a row costs, stays small beside the layers'
+    products.
     """
+    part = ppo.part(lanes)
     return (
-        ppo.group > 1
+        part > 1
         and ppo.algorithm != "ppo"  # its critic sees samples
-        and ppo.mini_batch // lanes % ppo.group == 0
-        and prompt + ppo.group * answer <= min(4 * hidden, ppo.micro_tokens)
+        and ppo.mini_batch // lanes % part == 0
+        and prompt + part * answer <= min(4 * hidden, ppo.micro_tokens)
     )
 
 

@@ -78,5 +78,5 @@ def staleness_of(tree: Tree) -> Staleness:
 def rows_at_once(tree: Tree) -> int:
     """How many samples of a lane are generated at once: those ahead, or the others."""
     each = -(-tree.ppo.generated // tree.lanes.count)
-    ahead = staleness_of(tree).part(each, tree.ppo.group)
+    ahead = staleness_of(tree).part(each, tree.ppo.part(tree.lanes.count))
     return max(ahead, each - ahead)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo import again, flow, kl, rewards
+from elasticrl.ppo import again, flow, groups, kl, rewards
 from elasticrl.ppo.advantages import (
     WHITENED,
     contested,
@@ -21,7 +21,6 @@ from elasticrl.ppo.advantages import (
     overlong_penalties,
     token_rewards,
     whiten,
-    without_critic,
 )  # fmt: skip
 from elasticrl.ppo.again import PART
 from elasticrl.ppo.batches import Block, Rows, blocks, nothing, take, updates
@@ -79,8 +78,9 @@ class Trainer:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed, self.sizes = lanes, steps, feed, sizes
         self.engine, self.scorer, self.begun, self.evaluation = engine, scorer, begun, evaluation
+        self.groups = groups.of(ppo, lanes)
         self.generator = episodes or (
-            Generator(run, engine, feed, group=ppo.group, steps=steps, staleness=staleness, begun=begun)
+            Generator(run, engine, feed, groups=self.groups, steps=steps, staleness=staleness, begun=begun)
             if engine
             else None
         )
@@ -139,6 +139,12 @@ class Trainer:
 
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
+        self._scored(stage)
+        if self.ppo.filter_groups and self.groups.spans > 1:
+            for lane, unlike in groups.unlike(self.run, self.groups).items():
+                self.run.buffer.put(lane, unlike=unlike)
+
+    def _scored(self, stage: flow.Stage) -> None:
         todo = self._todo(stage)
         if self.scorer is None:  # an environment has said it all
             for lane in todo:
@@ -190,15 +196,16 @@ class Trainer:
     def advantage(self, _stage: flow.Stage) -> None:
         """Scores, KL and values to advantages; with the batch's moments, in the order of lanes, to whitened ones."""
         ppo, buffer, tallies = self.ppo, self.run.buffer, {}
+        of_tokens = {lane: self._rewards(buffer.rows[lane]) for lane in dict.fromkeys(self.run.lanes)}
+        self._against_others(of_tokens)
         for lane in self.run.lanes:
             rows, tally = buffer.rows[lane], Tally()
             mask = rows["mask"]
             divergence = torch.zeros_like(rows["logprobs"])
             if "ref" in self.flow:
                 divergence = torch.where(mask, kl.k1(rows["logprobs"], rows["ref_logprobs"]), 0.0)
-            rewards, there = self._rewards(rows), ~rows["lost"] if self.turns else None
+            rewards, there = of_tokens[lane], ~rows["lost"] if self.turns else None
             if ppo.algorithm != "ppo":
-                buffer.put(lane, advantages=without_critic(rewards, mask, ppo, rows.get("lost")))
                 tally.spread("sums", rewards.sum(1), there)
             elif self.together:
                 buffer.put(lane, rewards=rewards)
@@ -234,6 +241,12 @@ class Trainer:
             buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
         seen = whole.moments["kl" if ppo.kl.per == "sample" else "kl_per_token"]
         self.coefficient.observe(step=buffer.step, kl=seen.mean, samples=int(seen.count))
+
+    def _against_others(self, rewards: Mapping[int, torch.Tensor]) -> None:
+        """The advantages of an algorithm without a critic."""
+        if self.ppo.algorithm != "ppo":
+            for lane, gained in groups.advantages(self.run, self.groups, self.ppo, rewards).items():
+                self.run.buffer.put(lane, advantages=gained)
 
     def _tally_gains(self, lane: int, tally: Tally) -> None:
         rows, chosen = self.run.buffer.rows[lane], self._chosen(lane)
@@ -296,7 +309,7 @@ class Trainer:
         rows, most = self.run.buffer.rows[lane], self.ppo.batch // self.lanes
         if len(rows["mask"]) <= most:
             return torch.arange(len(rows["mask"]))
-        alike = ~contested(rows["scores"].sum(1), self.ppo.group)
+        alike = ~self._unlike(rows)
         return alike.to(torch.int8).argsort(stable=True)[:most].sort().values
 
     def _asked(self, lane: int) -> torch.Tensor:
@@ -304,11 +317,11 @@ class Trainer:
         rows = self.run.buffer.rows[lane]
         asked = torch.zeros(len(rows["mask"]), dtype=torch.bool)
         asked[self._chosen(lane)] = True
-        return (
-            asked & contested(rows["scores"].sum(1), self.ppo.group, rows.get("lost"))
-            if self.ppo.filter_groups
-            else asked
-        )
+        return asked & self._unlike(rows, rows.get("lost")) if self.ppo.filter_groups else asked
+
+    def _unlike(self, rows: Rows, lost: torch.Tensor | None = None) -> torch.Tensor:
+        """[samples]: whether the scores of a sample's group are not all alike."""
+        return rows["unlike"] if "unlike" in rows else contested(rows["scores"].sum(1), self.ppo.group, lost)
 
     def _divergence(self, policy: torch.Tensor, rows: Rows) -> torch.Tensor:
         kind = self.ppo.kl.estimator or ("k1" if self.ppo.kl.where == "reward" else "k3")
@@ -428,7 +441,7 @@ class Trainer:
 
     def _answers(self, lane: int) -> list[Answer]:
         rows = self.run.buffer.rows[lane]
-        prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
+        prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.groups.part)]
         return [
             answer_of(self.roles.tokenizer, name, prompt, {key: value[i] for key, value in rows.items()})
             for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))

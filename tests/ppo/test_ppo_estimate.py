@@ -294,3 +294,11 @@ def test_a_member_s_adapters_are_counted_exactly(folders, targets):
         ).memory
     )["actor", "optimizer"]
     assert optimizer == 2 * 3 * 4 * mine
+
+
+def test_a_plan_says_that_a_group_lies_in_several_lanes(tmp_path):
+    path = tiny.write(tmp_path, hidden=32, layers=2)
+    ppo = {"algorithm": "grpo", "group": 32, "kl": {"where": "loss"}}
+    notes = estimate.read(tree(path, ppo=ppo)).notes
+    assert any(note.startswith("A group of 32 samples lies in 2 lanes, 16 in each") for note in notes)
+    assert not any("lies in" in note for note in estimate.read(tree(path, ppo=ppo | {"group": 16})).notes)

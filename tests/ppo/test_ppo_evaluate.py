@@ -192,6 +192,37 @@ def test_any_number_of_workers_evaluates_to_the_same_figures(tmp_path: Path, con
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("how", "strategy"), [("tp", "replicated"), ("cp", "replicated"), ("tp", "fsdp")])
+def test_teams_evaluate_to_the_same_figures_for_any_number_of_them_and_train_to_the_same_bits(
+    tmp_path: Path, conf, how: str, strategy: str
+):
+    words = (*tiny.WORDS, "<one>", "<more>")  # FSDP2 cuts a member's rows evenly
+    model = {"path": tiny.write(tmp_path / "small", hidden=32, layers=1, words=words), how: 2, "strategy": "replicated"}
+    ppo = {
+        "algorithm": "grpo", "group": 4, "batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "kl": {"where": "loss"},
+    }  # fmt: skip
+    conf = {**conf, "model": model, "ppo": ppo, "node": {"workers": 2}}
+    found = []
+    for name, teams, evaluate in (("one", 1, conf["evaluate"]), ("off", 1, {}), ("two", 2, conf["evaluate"])):
+        if teams == 2:
+            conf = {**conf, "model": {**model, "strategy": strategy}}  # the same bits
+        with gang_of(tmp_path / name, {**conf, "evaluate": evaluate}, copies=teams) as gang:
+            members = [f"n{i}" for i in range(2 * teams)]
+            gang.plan(*members)
+            if teams == 2:
+                gang.until_new(1, within_s=240.0)
+                gang.kill_worker("n2")
+                gang.plan(*members)
+            gang.until_done(within_s=240.0)
+            found.append(outcome(gang))
+    one, off, two = found
+    assert two == one
+    assert off == (one[0], [])
+    assert [event["step"] for event in one[1]] == [0, 2, 3]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_beside_an_engine_of_its_own_it_evaluates_to_the_same_figures(tmp_path: Path, conf, alone):
     served = {"engine": "served", "health_timeout": "60s", "start_timeout": "120s"}

@@ -13,7 +13,7 @@ import turns_kit
 from turns_kit import PATIENCE, WORDS, learns, turned
 
 from elasticrl.ppo import models, tiny
-from elasticrl.ppo.advantages import contested, group_advantages, leave_one_out
+from elasticrl.ppo.advantages import contested, group_gains, leave_one_out, of_all_tokens
 from elasticrl.ppo.environments import EnvironmentFault, Message, Reply, Task, Trouble, made_by
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk
 from elasticrl.ppo.rollout.episodes import Words
@@ -339,15 +339,13 @@ def test_a_tape_is_read_by_the_next_worker_and_a_torn_line_is_none(tmp_path: Pat
 
 
 def test_groups_are_compared_without_those_that_were_lost():
-    scores, mask = torch.tensor([1.0, 0.0, 0.0, 2.0]), torch.ones(4, 1, dtype=torch.bool)
+    scores = torch.tensor([1.0, 0.0, 0.0, 2.0])
     lost = torch.tensor([False, False, True, False])
-    found = group_advantages(scores, mask, 4, lost=lost)
-    alone = group_advantages(scores[~lost], mask[~lost], 3)
+    found = of_all_tokens(group_gains(scores, 4, lost=lost), torch.ones(4, 1, dtype=torch.bool), lost)[:, 0]
+    alone = group_gains(scores[~lost], 3)
     assert torch.allclose(found[~lost], alone)
     assert found[2] == 0
-    assert torch.equal(
-        group_advantages(scores, mask, 4, lost=torch.zeros(4, dtype=torch.bool)), group_advantages(scores, mask, 4)
-    )
+    assert torch.equal(group_gains(scores, 4, lost=torch.zeros(4, dtype=torch.bool)), group_gains(scores, 4))
 
 
 @pytest.mark.parametrize(
@@ -403,10 +401,10 @@ def test_a_tiny_model_learns_to_call_the_calculator(path):
 
 def test_what_is_lost_has_no_part_in_a_baseline_nor_in_what_a_group_agrees_on() -> None:
     scores = torch.tensor([1.0, 0.0, 7.0, 2.0, 1.0, 9.0, 1.0, 1.0], dtype=torch.float64)
-    mask, lost = torch.ones(8, 2, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    lost = torch.zeros(8, dtype=torch.bool)
     lost[2] = lost[5] = True
-    found = leave_one_out(scores, mask, 4, lost=lost)[:, 0]
-    alone = leave_one_out(scores[~lost], mask[~lost], 3)[:, 0]
+    found = leave_one_out(scores, 4, lost=lost)
+    alone = leave_one_out(scores[~lost], 3)
     torch.testing.assert_close(found[~lost], alone)
     assert contested(scores, 4).all()
     assert contested(scores, 4, lost).tolist() == [True] * 4 + [False] * 4

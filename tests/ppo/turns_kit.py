@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Kl, Model, Ppo
-from elasticrl.ppo import models, tiny
+from elasticrl.ppo import groups, models, tiny
 from elasticrl.ppo.environments import made_by
 from elasticrl.ppo.prompts import Prompt, encode
 from elasticrl.ppo.roles import Roles
@@ -64,11 +64,12 @@ def turned(
         prompt_tokens=5 + room, max_tokens=4, rows=per_lane, eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id
     )
     engine = TorchEngine(actor, sampling)
-    feed = InOrder(Products(tokenizer), per_lane=per_lane // ppo.group, lanes=lanes, seed=0)
+    its = groups.of(ppo, lanes)
+    feed = InOrder(Products(tokenizer), per_lane=per_lane // its.part, lanes=lanes, seed=0, spans=its.spans)
     desk = Desk(environment, made_by(environment), patience, tape or Tape(None))
     words = Words(tokenizer=tokenizer, ends=sampling.eos)
     episodes = Episodes(
-        run, engine, feed, desk=desk, words=words, shape=Shape(turns=turns, prompt=5, answer=room), group=ppo.group
+        run, engine, feed, desk=desk, words=words, shape=Shape(turns=turns, prompt=5, answer=room), groups=its
     )
     ref = models.reference(model, path) if ppo.kl.where != "off" else None
     roles = Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer)

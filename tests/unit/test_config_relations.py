@@ -432,6 +432,22 @@ CASES = [
         "Write micro_tokens: 1536, or lower data.max_prompt or rollout.max_tokens.",
     ),
     Case(
+        "data.curriculum.stages",
+        "must begin with step 0",
+        ["data.curriculum.field=level"],
+        "the first steps are none",
+        ['data.curriculum.stages={"0": "easy 1", "20": "easy 1, hard 3"}'],
+        "Write field: level and stages:",
+    ),
+    Case(
+        "data.curriculum.field",
+        "null for dpo",
+        ["data.curriculum.field=level", 'data.curriculum.stages={"0": "easy 1"}', "ppo.algorithm=sft"],
+        "it is level, with sft",
+        ["ppo.algorithm=ppo"],
+        "Remove curriculum",
+    ),
+    Case(
         "ppo.group",
         "at least 2 for an algorithm",
         ["ppo.algorithm=rloo"],
@@ -459,7 +475,7 @@ CASES = [
         "ppo.gen_batch",
         "over batch",
         ["ppo.gen_batch=64", "ppo.filter_groups=true", "ppo.algorithm=grpo", "ppo.group=8", "ppo.kl.where=loss"],
-        "it is 64, with 8 lanes, a group of 8, a batch of 64",
+        "it is 64, with 8 lanes, each with 8 of a group of 8, and a batch of 64",
         ["ppo.gen_batch=128"],
         "Write gen_batch: 128, or remove it.",
     ),
@@ -537,11 +553,11 @@ CASES = [
     ),
     Case(
         "ppo.group",
-        "stays in one lane",
-        ["ppo.group=16"],
-        "64 / 8 is not a multiple of 16",
-        ["ppo.batch=128"],
-        "Write batch: 128.",
+        "a step has whole groups",
+        ["ppo.group=24"],
+        "64 is not a multiple of 24",
+        ["ppo.batch=96"],
+        "Write batch: 96.",
     ),
     Case(
         "ppo.schedule",
@@ -1008,3 +1024,22 @@ def test_a_lease_no_longer_than_the_stores_retry_gets_a_remedy_too(tmp_path: Pat
 def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:
     found = judged(tmp_path, ["membership.keepalive=4", "membership.lease_ttl=6s"]).findings
     assert [finding.key for finding in found] == ["membership.keepalive"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "values"),
+    [
+        ({"0": "easy 1, hard"}, "'hard' is no level with its weight"),
+        ({"0": "easy 1, easy 2"}, "'easy 2' is no level with its weight"),
+        ({"0": ""}, "'' is no level with its weight"),
+        ({"0": "easy 900, hard 101"}, "the weights of a stage sum up to 1001"),
+        ({"0": "easy 0"}, "the weights of a stage sum up to 0"),
+        ({"5": "easy 1"}, "the first steps are 5"),
+        ({"0": "easy 1", "00": "easy 2"}, "the first steps are 0, 00"),
+        ({"soon": "easy 1"}, "invalid literal"),
+    ],
+)
+def test_stages_of_a_curriculum_that_are_none_are_said_to_be_so(tmp_path: Path, stages: dict[str, str], values: str):
+    written = ", ".join(f'"{step}": "{text}"' for step, text in stages.items())
+    found = judged(tmp_path, ["data.curriculum.field=level", f"data.curriculum.stages={{{written}}}"]).findings
+    assert [values in one.values for one in found] == [True], found

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import block, requests_of
+from elasticrl.ppo.generation import ALONE, block, requests_of
+from elasticrl.ppo.groups import Groups
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
@@ -86,15 +87,15 @@ class Shape:
 
 
 class Episodes:
-    """In place of a `Generator`. `group` is the samples of each prompt. The engine's prompts are a whole sample wide, its
-    answers one message long (`made.sampling_of`).
+    """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole
+    sample wide, its answers one message long (`made.sampling_of`).
     """
 
     def __init__(
-        self, run: Run, engine: Engine, feed: Feed, *, desk: Desk, words: Words, shape: Shape, group: int = 1
+        self, run: Run, engine: Engine, feed: Feed, *, desk: Desk, words: Words, shape: Shape, groups: Groups = ALONE
     ) -> None:
         self.run, self.engine, self.feed, self.desk = run, engine, feed, desk
-        self.words, self.shape, self.group = words, shape, group
+        self.words, self.shape, self.groups = words, shape, groups
         assert engine.sampling.prompt_tokens == shape.prompt + shape.answer
 
     def rollout(self) -> None:
@@ -143,7 +144,7 @@ class Episodes:
         step, buffer = self.run.streams.step, self.run.buffer
         for lane in dict.fromkeys(self.run.lanes):
             if not buffer.has(lane, ("tokens",)):
-                asked = requests_of(self.feed(step, lane), self.group, self._streams(), self.shape.prompt)
+                asked = requests_of(self.feed(step, lane), self.groups, lane, self._streams(), self.shape.prompt)
                 buffer.ids[lane] = [request.id for request in asked]
                 buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad))
 
@@ -226,7 +227,7 @@ class Episodes:
 
     def _calls(self, lane: int, turn: int) -> list[tuple[int, Call]]:
         rows, names = self.run.buffer.rows[lane], self.run.buffer.ids[lane]
-        fed = [of for of in self.feed(self.run.streams.step, lane) for _ in range(self.group)]
+        fed = [of for of in self.feed(self.run.streams.step, lane) for _ in range(self.groups.part)]
         states, found = unpacked(rows.get("state")), []
         for place, (name, (sample, prompt)) in enumerate(zip(names, fed, strict=True)):
             if not rows["over"][place]:

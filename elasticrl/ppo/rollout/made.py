@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticrl.ppo import models, sizes
+from elasticrl.ppo import groups, models, sizes
 from elasticrl.ppo.environments import made_by
 from elasticrl.ppo.prompts import arguments_of
 from elasticrl.ppo.rollout.attend import Attendant, Limits
@@ -99,7 +99,7 @@ def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: Engine, feed: Fe
     shape = Shape(turns=asked.turns, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
     told = arguments_of(tree.data, tools_of(tree))
     words = Words(tokenizer=tokenizer, ends=engine.sampling.eos, told=told)
-    return Episodes(run, engine, feed, desk=desk, words=words, shape=shape, group=ppo.group)
+    return Episodes(run, engine, feed, desk=desk, words=words, shape=shape, groups=groups.of(ppo, tree.lanes.count))
 
 
 def tools_of(tree: Tree) -> Sequence[Any]:

@@ -2,7 +2,7 @@
 
 The one idea: all epochs, each in its own order, are one endless row of samples. Draw number d takes the next `lanes x per_lane`
 of them, wherever the epoch edges fall. What has to be kept is only where the row was joined on if the batch or the data ever
-changed (`Segment`).
+changed (`Segment`). With a curriculum there is such a row for each level of the data, and `levels` says whose turn it is.
 
 The order of an epoch is a keyed permutation that is computed index by index (a Feistel network), so a billion samples cost no
 memory, and no library's generator can change it under us from one version to the next.
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from elasticrl.runtime.data.levels import Stage, Stretch, counts, drawn, fault, stretches
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 
 _MASK = (1 << 64) - 1
@@ -44,6 +45,7 @@ class Walk:
     size: int | None = None  # samples of an epoch; None: a stream, whose end is seen when it comes
     lanes: int = 1
     per_lane: int = 1
+    spans: int = 1  # neighbouring lanes that have the same samples, as those that a prompt's answers are dealt to
     draws: int = 1  # updates of a step that take new samples; PPO takes them once, for the rollout
     turns: int = 1  # how often a step goes over its samples (PPO's epochs); for the audit
     seed: int = 0
@@ -52,11 +54,15 @@ class Walk:
         "straddle"  # at an epoch's end: batches go on into the next one, or the rest is left out
     )
     epochs: int | None = None  # None: as long as the job runs
+    levels: tuple[
+        int, ...
+    ] = ()  # samples of each level, which follow each other in the data; none: there are no levels
+    stages: tuple[Stage, ...] = ()  # and how they are mixed, from which step on
 
     @property
     def batch(self) -> int:
         """Samples of one draw, all lanes together."""
-        return self.lanes * self.per_lane
+        return self.lanes // self.spans * self.per_lane
 
     @property
     def usable(self) -> int:
@@ -73,28 +79,71 @@ class Segment:
     epoch: int
     offset: int
     walk: Walk
+    used: tuple[int, ...] = ()  # with levels: how many samples of each were used before
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": asdict(self.walk)}
+        later = {"spans": 1, "levels": (), "stages": ()}  # versions that do not know these read what has none of them
+        walk = {name: value for name, value in asdict(self.walk).items() if name not in later or value != later[name]}
+        row = {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": walk}
+        return row | ({"used": list(self.used)} if self.walk.levels else {})
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Segment":
         """The reverse of `to_json`."""
-        walk = Walk(**row["walk"])
-        numbers = (walk.lanes, walk.per_lane, walk.draws, walk.turns, *((walk.size,) if walk.size is not None else ()))
-        used = walk.batch * walk.draws * walk.turns if all(type(number) is int for number in numbers) else 0
+        said = dict(row["walk"])
+        said["levels"] = tuple(said.get("levels", ()))
+        said["stages"] = tuple(tuple(stage) for stage in said.get("stages", ()))
+        walk = Walk(**said)
+        used_of = tuple(row.get("used", ()))
+        numbers = [walk.lanes, walk.per_lane, walk.spans, walk.draws, walk.turns]
+        numbers += [walk.size] if walk.size is not None else []
+        whole = all(type(number) is int for number in numbers) and walk.spans > 0
+        used = walk.batch * walk.draws * walk.turns if whole else 0
         if min(numbers) < 1 or not 1 <= used <= LARGEST or (walk.size is not None and walk.usable < 1):
             raise ValueError(f"no cursor walks so: {walk}")
-        return cls(first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk)
+        if (walk.levels or walk.stages) and (why := fault(walk.levels, walk.stages, walk.size)):
+            raise ValueError(f"no cursor walks so: {why}")
+        if len(used_of) != len(walk.levels) or any(type(count) is not int or count < 0 for count in used_of):
+            raise ValueError(f"no cursor was there: {used_of} of the levels {walk.levels}")
+        return cls(
+            first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk, used=used_of
+        )  # fmt: skip
 
     def sample(self, number: int) -> SampleId:
         """The sample at `number` places after the segment's beginning."""
         walk = self.walk
+        if walk.levels:
+            return self._of_level(*drawn(self.stretches, number))
         epochs, place = divmod(self.offset + number, walk.usable)
         epoch = self.epoch + epochs
         assert walk.size is not None
         return SampleId(epoch, permuted(place, walk.size, order_key(walk.seed, epoch)) if walk.shuffle else place)
+
+    def _of_level(self, level: int, number: int) -> SampleId:
+        """The sample at `number` places from the beginning of a level, whose epochs are its own."""
+        walk, size = self.walk, self.walk.levels[level]
+        epochs, place = divmod(number, size)
+        epoch = self.epoch + epochs
+        if walk.shuffle:
+            place = permuted(place, size, order_key(walk.seed, epoch, "level", level))
+        return SampleId(epoch, sum(walk.levels[:level]) + place)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Where the mix of levels changes."""
+        walk = self.walk
+        return stretches(walk.stages, self.used, first=self.first * walk.batch, step=walk.batch * walk.draws)
+
+    def after(self, draw: int) -> tuple[int, int, tuple[int, ...]]:
+        """(epoch, offset in it, samples of each level) where a draw begins. With levels the epoch is that of none of them: it
+        is what all of theirs are counted from.
+        """
+        number = (draw - self.first) * self.walk.batch
+        if self.walk.levels:
+            return self.epoch, 0, counts(self.stretches, number)
+        epochs, offset = divmod(self.offset + number, self.walk.usable)
+        return self.epoch + epochs, offset, ()
 
     @property
     def steps(self) -> int | None:
@@ -118,7 +167,8 @@ class Cursor:
         self.walk = walk
         self.group = group  # how many samples are made of each of the walk's, as of a prompt
         self.allow = frozenset(allow)  # what may differ from the run that is gone on from
-        self._segments: tuple[Segment, ...] = (Segment(first=0, epoch=0, offset=0, walk=walk),)
+        start = Segment(first=0, epoch=0, offset=0, walk=walk, used=(0,) * len(walk.levels))
+        self._segments: tuple[Segment, ...] = (start,)
         self._next = 0  # the draw after the newest one that was asked to be kept
 
     @property
@@ -149,7 +199,7 @@ class Cursor:
         walk = segment.walk
         if not 0 <= lane < walk.lanes:
             raise DataError(f"There is no lane {lane}: the data is cut into {walk.lanes} lanes.")
-        start = (draw - segment.first) * walk.batch + lane * walk.per_lane
+        start = (draw - segment.first) * walk.batch + lane // walk.spans * walk.per_lane
         if segment.steps is not None and draw - segment.first >= segment.steps * walk.draws:
             raise DataError(
                 f"Step {step} needs samples beyond the last of {walk.epochs} epochs of {walk.name}: there are {self.steps} "
@@ -202,7 +252,7 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     changed: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         "lanes": ({"lanes": last.walk.lanes}, {"lanes": walk.lanes}),
         "batch": ({"batch": last.walk.batch, "draws": last.walk.draws}, {"batch": walk.batch, "draws": walk.draws}),
-        "data": (_data(last.walk), _data(walk)),
+        "data": (_data(last.walk) | {"stages": last.walk.stages}, _data(walk) | {"stages": walk.stages}),
     }
     for name, (old, new) in changed.items():
         if old != new and name not in allow:
@@ -213,25 +263,32 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
             )
     if free == last.walk:
         draw = -(-draw // walk.draws) * walk.draws
-    used = last.offset + (draw - last.first) * last.walk.batch
-    epochs, offset = divmod(used, last.walk.usable)
-    epoch = last.epoch + epochs
+    epoch, offset, used = last.after(draw)
     if _data(last.walk) != _data(walk):
-        epoch, offset = (epoch + 1 if offset else epoch), 0
+        most = max((its // size for its, size in zip(used, last.walk.levels, strict=True)), default=0)
+        epoch, offset, used = (epoch + most + 1 if offset or used else epoch), 0, (0,) * len(walk.levels)
     offset = min(offset, walk.usable)
     # Draws are numbered by steps: a new number of draws a step begins at a whole step of its own.
     first = -(-draw // last.walk.draws) * walk.draws if last.walk.draws != walk.draws else draw
-    return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk))
+    return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk, used=used))
 
 
 def _data(walk: Walk) -> dict[str, object]:
-    return {name: getattr(walk, name) for name in ("name", "content", "size", "seed", "shuffle", "edge")}
+    return {name: getattr(walk, name) for name in ("name", "content", "size", "seed", "shuffle", "edge", "levels")}
 
 
 def _check(walk: Walk) -> None:
-    for name in ("lanes", "per_lane", "draws", "turns"):
+    for name in ("lanes", "per_lane", "spans", "draws", "turns"):
         if getattr(walk, name) < 1:
             raise DataError(f"Walk({name}={getattr(walk, name)}) is refused: it must be at least 1.")
+    if walk.lanes % walk.spans:
+        raise DataError(f"Walk(spans={walk.spans}) is refused: it must divide the {walk.lanes} lanes.")
+    if walk.levels or walk.stages:
+        why = fault(walk.levels, walk.stages, walk.size)
+        if walk.edge != "straddle" or walk.epochs is not None:
+            why = 'with levels an epoch has no edge: leave edge="straddle" and epochs=None'
+        if why:
+            raise DataError(f"Walk(levels=..., stages=...) is refused: {why}.")
     if walk.size is None:
         return
     if walk.size < 1:
