@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Joins
+    from elasticrl.runtime.asked import Kind
     from elasticrl.runtime.audited import Result
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Reduced
 
+T = TypeVar("T")
 Entry = tuple[int, int, int, int, str]  # step, update, epoch, lane, sample
 
 
@@ -128,6 +130,15 @@ class FixedRun:
             self._present = strategy
             yield *divmod(turn.lane, self._parts), tally
             strategy.done()
+
+    @property
+    def asks(self) -> bool:
+        """There are no teams."""
+        return True
+
+    def alike(self, ask: Callable[[], T], kind: Kind[T]) -> T:  # noqa: ARG002
+        """Each for itself."""
+        return ask()
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """There is nobody elsewhere."""
