@@ -4,7 +4,7 @@ chooses.
 `$TEAM_ENDS` is a folder. Each worker writes there, in a file of its own, what its engine was asked for (`asked-PID`), what its
 lanes have of each step's samples and scores (`came-PID`), and which weights it handed over (`weights-PID`).
 
-A file `rank1` in it, {"step": 1}, ends the worker of that rank as it enters that step's rewards.
+A file `rank1` in it, {"step": 1, "stage": "reward"}, ends the worker of that rank as it enters that stage of that step.
 """
 
 import json
@@ -50,11 +50,15 @@ def bringing(engine: Served, tag: weights.Tag, buckets: Iterable[weights.Bucket]
     note("weights", version=tag.version, tensors=kept)
 
 
-def scoring(trainer: Trainer, stage: Stage) -> None:
+def strike(trainer: Trainer, stage: Stage) -> None:
     path = Path(os.environ["TEAM_ENDS"]) / f"rank{trainer.run.base.rank}"  # type: ignore[attr-defined]
-    if path.exists() and json.loads(path.read_text()) == {"step": trainer.run.buffer.step}:
+    if path.exists() and json.loads(path.read_text()) == {"step": trainer.run.buffer.step, "stage": stage.name}:
         path.rename(f"{path}.struck")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def scoring(trainer: Trainer, stage: Stage) -> None:
+    strike(trainer, stage)
     reward(trainer, stage)
 
 
@@ -63,6 +67,7 @@ def having(trainer: Trainer, stage: Stage) -> None:
         names = ("tokens", "mask", "rollout_logprobs", "ended", "scores")
         found = bits(*(rows[name] for name in names))
         note("came", step=trainer.run.buffer.step, lane=lane, bits=found, version=trainer.run.version)
+    strike(trainer, stage)
     advantage(trainer, stage)
 
 
