@@ -136,7 +136,7 @@ class FixedRun:
         """There are no teams."""
         return True
 
-    def alike(self, ask: Callable[[], T], kind: Kind[T]) -> T:  # noqa: ARG002
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:  # noqa: ARG002
         """Each for itself."""
         return ask()
 

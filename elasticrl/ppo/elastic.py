@@ -86,9 +86,9 @@ class ElasticRun:
         """As Run's."""
         return self.base.asks
 
-    def alike(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
         """As Run's."""
-        return self.base.alike(ask, kind)
+        return self.base.ask_once(ask, kind)
 
     def check(self) -> None:
         """As Run's."""

@@ -108,7 +108,7 @@ class Generator:
             del self._flights[step + 1]
             its = Ahead(version, self._samples(step + 1))
             # Raises what the engine raised; its waits have deadlines of their own.
-            self._take(its, self.run.alike(flight.result, SAMPLES))
+            self._take(its, self.run.ask_once(flight.result, SAMPLES))
             buffer.ahead[step + 1] = its
 
     def sync(self) -> None:
@@ -144,7 +144,7 @@ class Generator:
         """What is wanted now: an engine apart is asked by one member of a team, and others generate together."""
         if self.engine.by_lane:
             return self._generate(wanted)
-        return self.run.alike(partial(self._generate, wanted), SAMPLES)
+        return self.run.ask_once(partial(self._generate, wanted), SAMPLES)
 
     def _begun(self, wanted: dict[int, list[Request]], version: int) -> Future[dict[int, Samples]]:
         """What is generated ahead, beside this worker. Of a team one member has it in the air, and the others get it later."""

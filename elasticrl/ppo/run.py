@@ -152,7 +152,7 @@ class Run(Protocol):
     def asks(self) -> bool:
         """Whether this worker asks engines and scorers for its lanes: of a team one member does."""
 
-    def alike(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
         """What `ask` comes to on the member of the team that asks, on all of its members. Collective of the team; the training
         thread alone calls it.
         """

@@ -146,7 +146,7 @@ class Trainer:
             for lane in todo:
                 self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
             return
-        for lane, scored in self.run.alike(partial(self._scored, todo), SCORES).items():
+        for lane, scored in self.run.ask_once(partial(self._scored, todo), SCORES).items():
             self._score(lane, scored)
         again.reward(self)
 
@@ -172,7 +172,7 @@ class Trainer:
             return
         cut = {lane: self._first_epoch(lane) for lane in self._todo(stage)}
         asked = [take(self.run.buffer.rows[lane], block) for lane, its in cut.items() for block in its]
-        verdicts = self.run.alike(partial(self.roles.judge, "ref", asked), VERDICTS)
+        verdicts = self.run.ask_once(partial(self.roles.judge, "ref", asked), VERDICTS)
         said = iter(verdicts)
         for lane, its in cut.items():
             mask = self.run.buffer.rows[lane]["mask"]

@@ -67,7 +67,7 @@ def asks(hops: Sequence[Hop]) -> bool:
     return not any(hop.index for hop in hops)
 
 
-def alike(hops: Sequence[Hop], ask: Callable[[], T], kind: Kind[T]) -> T:
+def ask_once(hops: Sequence[Hop], ask: Callable[[], T], kind: Kind[T]) -> T:
     """What `ask` comes to on the member that asks, on all of them. Collective of the team, by the training thread."""
     if not asks(hops):
         return _read(_passed(hops, b""), kind)

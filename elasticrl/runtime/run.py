@@ -40,7 +40,7 @@ from elasticrl.contract.level import means_of
 from elasticrl.contract.model import OUTSIDE, STATES
 from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.agree import exchange
-from elasticrl.runtime.asked import Kind, alike, asks
+from elasticrl.runtime.asked import Kind, ask_once, asks
 from elasticrl.runtime.audited import Result, Rows, twice
 from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
@@ -317,7 +317,7 @@ class Run:
 
     @property
     def asks(self) -> bool:
-        """Of the members of its team this one asks others for something, and all get it (`alike`)."""
+        """Of the members of its team this one asks others for something, and all get it (`ask_once`)."""
         return self._generation is None or asks(self._generation.hops)
 
     @property
@@ -422,7 +422,7 @@ class Run:
             self._generation.check_cut()
         return exchange(self._gang, words)
 
-    def alike(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
         """What `ask` comes to, which is no function of what a team's members know alike: one of them calls it, and all have
         what came. Without teams every worker calls its own. Collective of a team: use it inside of `with step:`.
         """
@@ -430,7 +430,7 @@ class Run:
         if generation is None or not generation.hops:
             return ask()
         generation.check_cut()
-        return alike(generation.hops, ask, kind)
+        return ask_once(generation.hops, ask, kind)
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """`what` this step made of each lane outside of its updates, its samples say, is made of one lane once more on another

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from elasticrl.ppo.handed import SAMPLES, SCORES, VERDICTS
 from elasticrl.ppo.rewards import Scored
 from elasticrl.ppo.rollout.engine import EngineFailed, Samples
-from elasticrl.runtime.asked import Found, Hop, Kind, alike, asks
+from elasticrl.runtime.asked import Found, Hop, Kind, ask_once, asks
 from elasticrl.runtime.group import Gang, form
 from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.team import form_team
@@ -58,9 +58,9 @@ def everything(
     lanes = {3: Scored(scores=[*ODD, rank]), 4: Scored(scores=[[0.5], []], parts={"brief": [rank, [0.5]]})}
     verdicts = [torch.full((2, 3), rank + 0.1), torch.empty(0, 4), torch.tensor(rank, dtype=torch.bfloat16)]
     try:
-        said = alike(hops, lambda: counted(samples(rank)), SAMPLES)
-        scored = alike(hops, lambda: counted(lanes), SCORES)
-        judged = alike(hops, lambda: counted(verdicts), VERDICTS)
+        said = ask_once(hops, lambda: counted(samples(rank)), SAMPLES)
+        scored = ask_once(hops, lambda: counted(lanes), SCORES)
+        judged = ask_once(hops, lambda: counted(verdicts), VERDICTS)
         assert all(isinstance(one, Samples) for one in said.values())
         return repr(said), repr(scored), repr(judged), asks(hops), times
     finally:
@@ -75,9 +75,9 @@ def failing(rank: int, world: int, store: dist.Store, *, generation: int) -> tup
         raise EngineFailed(f"rank {rank} found no engine")
 
     try:
-        alike(hops, fails, SAMPLES)
+        ask_once(hops, fails, SAMPLES)
     except EngineFailed as error:
-        word = alike(
+        word = ask_once(
             hops, lambda: f"from rank {rank}", Kind(pack=lambda it: Found(words=it), unpack=lambda it: it.words)
         )
         return str(error), word
@@ -97,7 +97,7 @@ def interrupted(rank: int, world: int, store: dist.Store, *, generation: int) ->
     try:
         if rank:
             threading.Timer(0.3, gang.interrupt, ("a test says so",)).start()
-        alike(hops, asking, SAMPLES)
+        ask_once(hops, asking, SAMPLES)
     except GangError as error:
         return str(error)
     finally:

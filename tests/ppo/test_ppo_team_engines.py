@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from served_kit import STEPS, job
+from server_kit import serving
 from team_engine_ends import bits
-from test_ppo_server import serving
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
