@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Joins
+    from elasticrl.runtime.asked import Kind
     from elasticrl.runtime.audited import Result
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Reduced
 
+T = TypeVar("T")
 Entry = tuple[int, int, int, int, str]  # step, update, epoch, lane, sample
 
 
@@ -138,6 +140,15 @@ class FixedRun:
             self._present = strategy
             yield *divmod(turn.lane, self._parts), tally
             strategy.done()
+
+    @property
+    def asks(self) -> bool:
+        """There are no teams."""
+        return True
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:  # noqa: ARG002
+        """Each for itself."""
+        return ask()
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """There is nobody elsewhere."""

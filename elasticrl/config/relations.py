@@ -113,7 +113,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.engine", "reward.url", "environment.function",
+    "model.strategy", "rollout.staleness", "environment.function",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
@@ -121,10 +121,9 @@ PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 
 
 def _beyond_teams(t: Tree) -> list[str]:
-    """What is set that teams of the trainer do not know: an engine beside it would need whole weights, a model's layers are cut
-    by one plan alone, and what a reward's server or an environment says may differ between the members of a team.
+    """What is set that teams of the trainer do not know: a model's layers are cut by one plan alone, what an environment says
+    may differ between the members of a team, and of weights that an engine's period began with nobody keeps a member's part.
     """
-    usual = {"rollout.engine": "torch"}
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
     found: list[str] = []
@@ -134,9 +133,11 @@ def _beyond_teams(t: Tree) -> list[str]:
             value = getattr(value, word)
         if key in trained and value == "fsdp":
             continue
-        if value != usual[key] if key in usual else value not in off:
+        if key == "rollout.staleness" and (value < 2 or t.rollout.engine == "torch"):
+            continue
+        if value not in off:
             found.append(f"{key}: {value}")
-    return [*found, *([f"reward.parts: {t.reward.urls[0]}"] if t.reward.urls and not t.reward.url else [])]
+    return found
 
 
 def _beyond_sharing(t: Tree) -> list[str]:
@@ -650,7 +651,7 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Set model.strategy: fsdp, or {_no_team(t)}.",
     ),
     Relation(
-        keys=("model.tp", "model.cp", "job.program", *_NO_TEAMS, "reward.parts"),
+        keys=("model.tp", "model.cp", "job.program", *_NO_TEAMS, "rollout.engine"),
         rule="and model.cp must be 1 with what elasticrl.ppo cannot do in teams yet",
         broken=lambda t: _ours(t) and t.model.team > 1 and bool(_beyond_teams(t)),
         values=lambda t: f"{_of_team(t)}, with {', '.join(_beyond_teams(t))}",

@@ -205,8 +205,9 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         hold({name: base.role(name).model for name in built}, frozen.here("ref", base), frozen.here("reward", base))
         frozen.compare(base)
         if not isinstance(engine, TorchEngine):
-            writes = run.first if isinstance(engine, Served) else base.rank == 0
-            engine.enter(life=run.life, source=source(tree, trainer, kept=writes), writes=writes, gathers=gathers)
+            number = base.slot if isinstance(engine, Served) else base.rank  # among those of whom one writes
+            writes, joins = number == 0, gathers or number < tree.model.tp  # whose team has the model
+            engine.enter(life=run.life, source=source(tree, trainer, kept=writes), writes=writes, gathers=joins)
             if isinstance(engine, Away) and run.first and not writes:
                 engine.tidy()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.run import Joins
+    from elasticrl.runtime.asked import Kind
     from elasticrl.runtime.audited import Result
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.step import Lane
     from elasticrl.runtime.strategy import Reduced
 
+T = TypeVar("T")
 LAST = "sync"
 NOTHING: Mapping[str, Any] = {"ids": [], "rows": {}, "ahead": {}}  # of a lane
 
@@ -78,6 +80,15 @@ class ElasticRun:
     def first(self) -> bool:
         """As Run's."""
         return self.base.first
+
+    @property
+    def asks(self) -> bool:
+        """As Run's."""
+        return self.base.asks
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """As Run's."""
+        return self.base.ask_once(ask, kind)
 
     def check(self) -> None:
         """As Run's."""

@@ -474,7 +474,7 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
         return []
     rows = max(rows_at_once(tree), 8)
     tokens = sum(sizes.asked(tree))
-    cached = actor.cached // tree.model.tp  # each member has its own heads
+    cached = actor.cached // (tree.model.tp if engine == "torch" else 1)  # each member of a team has its own heads
     size = WIDE * rows * tokens * cached * (1 + 1 / actor.layers)
     formula = (
         f"4 B x {rows} rows x {tokens} tokens x {cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"

@@ -9,6 +9,7 @@ for any number of workers. What a fault cuts short is made again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import comb
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 
 from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.ppo.generation import rows_of
+from elasticrl.ppo.handed import SCORES
 from elasticrl.ppo.report import AT_START, FACTS, parts_said
 from elasticrl.ppo.rewards import answer_of, joined, scores_of, total
 from elasticrl.ppo.rollout.engine import Request
@@ -133,11 +135,11 @@ class Evaluation:
         for at in range(0, self._most, self._at_once):
             part = {lane: its[at : at + self._at_once] for lane, its in answers.items()}
             with self.run.phase("reward"):
-                scored = scores_of(
-                    scorer, part, rounds=self.run.lanes, most=self._at_once,
+                ask = partial(
+                    scores_of, scorer, part, rounds=self.run.lanes, most=self._at_once,
                     within=lambda lane: streams.at(lane=lane).ambient("evaluate"),
                 )  # fmt: skip
-            found.append(scored)
+                found.append(self.run.ask_once(ask, SCORES))
         return {lane: joined([one[lane] for one in found]) for lane in answers}
 
     def _tally(self, answers: Sequence[Answer], scored: Scored) -> Tally:

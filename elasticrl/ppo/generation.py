@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.ppo.groups import Groups
+from elasticrl.ppo.handed import SAMPLES
 from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.engine import Apart, Engine, Request, Samples
 from elasticrl.ppo.run import Ahead
@@ -91,8 +92,7 @@ class Generator:
         for one in missing:
             if one not in self._flights:
                 wanted = {lane: self._early(one, lane) for lane in dict.fromkeys(self.run.lanes)}
-                self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="ahead")
-                self._flights[one] = version, self._pool.submit(self._generate, wanted, version)
+                self._flights[one] = version, self._begun(wanted, version)
 
     def ahead(self) -> None:
         """What the next step has of samples that are generated before it begins is here."""
@@ -109,7 +109,8 @@ class Generator:
             self._over(flight)
             del self._flights[step + 1]
             its = Ahead(version, self._samples(step + 1))
-            self._take(its, flight.result())  # raises what the engine raised; its waits have deadlines of their own
+            # Raises what the engine raised; its waits have deadlines of their own.
+            self._take(its, self.run.ask_once(flight.result, SAMPLES))
             buffer.ahead[step + 1] = its
 
     def sync(self) -> None:
@@ -125,7 +126,7 @@ class Generator:
         for lanes in self._together(lambda lane: buffer.has(lane, ("tokens",))):
             there = {lane: early.ids.get(lane, []) if early else [] for lane in lanes}
             wanted = {lane: self._requests(step, lane)[len(there[lane]) :] for lane in lanes}
-            for lane, samples in self._generate(wanted).items():
+            for lane, samples in self._came(wanted).items():
                 rows = rows_of(samples)
                 if early and there[lane]:
                     rows = {name: torch.cat([early.rows[lane][name], value]) for name, value in rows.items()}
@@ -140,6 +141,21 @@ class Generator:
         for name in SAMPLED:
             words.update(rows[name].contiguous().numpy().tobytes())
         return words.hexdigest()
+
+    def _came(self, wanted: dict[int, list[Request]]) -> dict[int, Samples]:
+        """What is wanted now: an engine apart is asked by one member of a team, and others generate together."""
+        if self.engine.by_lane:
+            return self._generate(wanted)
+        return self.run.ask_once(partial(self._generate, wanted), SAMPLES)
+
+    def _begun(self, wanted: dict[int, list[Request]], version: int) -> Future[dict[int, Samples]]:
+        """What is generated ahead, beside this worker. Of a team one member has it in the air, and the others get it later."""
+        if not self.run.asks:
+            none: Future[dict[int, Samples]] = Future()
+            none.set_result({})
+            return none
+        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        return self._pool.submit(self._generate, wanted, version)
 
     def _version(self) -> int:
         """Of the weights that generate what is generated ahead now: those that this period began with."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from elasticrl.ppo.batches import Rows
     from elasticrl.ppo.flow import Keeps
+    from elasticrl.runtime.asked import Kind
     from elasticrl.runtime.audited import Result
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.strategy import Reduced
 
-
+T = TypeVar("T")
 Joins = Literal["none", "most", "all"]
 """none: no pass needs another rank; most: each is a collective of all ranks, so all make as many as the one that has most; all:
 each part of a lane must have one.
@@ -148,6 +149,15 @@ class Run(Protocol):
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
         """(lane, part of it, tally) in turn: the one backward pass in the loop's body belongs to its gradient of this role's
         weights. So a part is a leaf of the tree of sums, whoever carries its lane.
+        """
+
+    @property
+    def asks(self) -> bool:
+        """Whether this worker asks engines and scorers for its lanes: of a team one member does."""
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """What `ask` comes to on the member of the team that asks, on all of its members. Collective of the team; the training
+        thread alone calls it.
         """
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:

@@ -8,6 +8,7 @@ so nothing depends on it. The order of stages is flow.py's; the mathematics is i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from elasticrl.ppo.advantages import (
 from elasticrl.ppo.again import PART
 from elasticrl.ppo.batches import Block, Rows, blocks, nothing, take, updates
 from elasticrl.ppo.generation import Feed, Generator
+from elasticrl.ppo.handed import SCORES, VERDICTS
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import (
     Entries,
@@ -150,14 +152,7 @@ class Trainer:
             for lane in todo:
                 self.run.buffer.put(lane, scores=self.run.buffer.rows[lane]["earned"])
             return
-        streams = self.run.streams.at(update=0)
-        found = scores_of(
-            self.scorer,
-            {lane: self._answers(lane) for lane in todo},
-            rounds=todo,
-            within=lambda lane: streams.at(lane=lane).ambient("reward"),  # a function may draw
-        )
-        for lane, scored in found.items():
+        for lane, scored in self.run.ask_once(partial(self._scores, todo), SCORES).items():
             self._score(lane, scored)
         again.reward(self)
 
@@ -183,7 +178,8 @@ class Trainer:
             return
         cut = {lane: self._first_epoch(lane) for lane in self._todo(stage)}
         asked = [take(self.run.buffer.rows[lane], block) for lane, its in cut.items() for block in its]
-        said = iter(self.roles.judge("ref", asked))
+        verdicts = self.run.ask_once(partial(self.roles.judge, "ref", asked), VERDICTS)
+        said = iter(verdicts)
         for lane, its in cut.items():
             mask = self.run.buffer.rows[lane]["mask"]
             self.run.buffer.put(lane, ref_logprobs=_placed(its, [next(said) for _ in its], mask))
@@ -446,6 +442,17 @@ class Trainer:
             answer_of(self.roles.tokenizer, name, prompt, {key: value[i] for key, value in rows.items()})
             for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
         ]
+
+    def _scores(self, todo: Sequence[int]) -> dict[int, Scored]:
+        """These lanes' answers, scored."""
+        assert self.scorer is not None, "an environment has said it all"
+        streams = self.run.streams.at(update=0)
+        return scores_of(
+            self.scorer,
+            {lane: self._answers(lane) for lane in todo},
+            rounds=todo,
+            within=lambda lane: streams.at(lane=lane).ambient("reward"),  # a function may draw
+        )
 
     def _score(self, lane: int, scored: Scored) -> None:
         rows = self.run.buffer.rows[lane]

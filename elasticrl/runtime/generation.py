@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from elasticrl.contract.beats import Beat
 from elasticrl.contract.model import Rung
 from elasticrl.contract.orders import Halt, Place
+from elasticrl.runtime.asked import Hop
 from elasticrl.runtime.group import Gang, form
 from elasticrl.runtime.interrupt import GangError, Interrupt, reach
 from elasticrl.runtime.keeper import SLICE_S
@@ -112,6 +113,11 @@ class Generation:
     def alike(self) -> int:
         """Neighbouring ranks with parameters of their own each, after which these come again."""
         return self.team.size if self.team else 1
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The groups of this rank's team, none without one: those who share tokens, and then each one's own team."""
+        return tuple(Hop(group=its.group, index=its.index) for its in (self.tokens, self.team) if its is not None)
 
     @property
     def formed(self) -> bool:

@@ -27,7 +27,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from elasticrl.contract.level import means_of
 from elasticrl.contract.model import OUTSIDE, STATES
 from elasticrl.contract.seat import NoSeat, OwnSeat
 from elasticrl.runtime.agree import exchange
+from elasticrl.runtime.asked import Kind, ask_once, asks
 from elasticrl.runtime.audited import Result, Rows, twice
 from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 
     from elasticrl.contract.orders import Place
 
+T = TypeVar("T")
 TORCH = "2.11.0"  # the oldest that `make compat` tries
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
 
@@ -306,7 +308,17 @@ class Run:
     @property
     def first(self) -> bool:
         """Of the workers of its node this one speaks for the node."""
-        return self._place is None or self._place.slot == 0
+        return self.slot == 0
+
+    @property
+    def slot(self) -> int:
+        """This worker's number among those of its node."""
+        return self._place.slot if self._place else 0
+
+    @property
+    def asks(self) -> bool:
+        """Of the members of its team this one asks others for something, and all get it (`ask_once`)."""
+        return self._generation is None or asks(self._generation.hops)
 
     @property
     def sealed(self) -> int:
@@ -409,6 +421,16 @@ class Run:
         if self._generation is not None:
             self._generation.check_cut()
         return exchange(self._gang, words)
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """What `ask` comes to, which is no function of what a team's members know alike: one of them calls it, and all have
+        what came. Without teams every worker calls its own. Collective of a team: use it inside of `with step:`.
+        """
+        generation = self._generation
+        if generation is None or not generation.hops:
+            return ask()
+        generation.check_cut()
+        return ask_once(generation.hops, ask, kind)
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
         """`what` this step made of each lane outside of its updates, its samples say, is made of one lane once more on another

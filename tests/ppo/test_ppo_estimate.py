@@ -275,6 +275,15 @@ def test_a_member_s_figures_are_its_part_of_the_whole(strategy):
     assert part["ref", "weights"] > 0
 
 
+def test_an_engine_beside_a_team_has_all_of_the_model_and_of_its_cache(folders):
+    def found(tp):
+        conf = tree(folders["llama"], model={"tp": tp}, node={"workers": 2}, rollout={"engine": "served"})
+        said = figures(estimate.read(conf, workers=2 * tp).memory)
+        return said["rollout", "engine's weights"], said["rollout", "KV cache"]
+
+    assert found(2) == found(1)
+
+
 @pytest.mark.parametrize("targets", [(), ("q_proj", "o_proj")])
 def test_a_member_s_adapters_are_counted_exactly(folders, targets):
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())

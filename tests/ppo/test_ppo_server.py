@@ -3,15 +3,13 @@
 All with a server of ours that answers as theirs do. tests/vllm does the like with `vllm serve`.
 """
 
-import subprocess
-import sys
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from served_kit import LIMITS, SAMPLING, Trainer, end, gang, job, moved, outcome, requests, service, until
+from server_kit import serving
 
 from elasticrl.config.training import Model
 from elasticrl.ppo import models, tiny
@@ -25,42 +23,10 @@ from elasticrl.ppo.rollout.service import Served, Unfit
 from elasticrl.store.embedded import free_ports
 
 GAP = 1e-5  # nats, float32
-FAKE = Path(__file__).with_name("fake_server.py")
 
 
 def at(url):
     return Served(url=url, weights="", at_once=8, load_s=30.0, answer_s=600.0)
-
-
-class Fake:
-    """The server, which may be started anew."""
-
-    def __init__(self, dialect, model, folder, *more):
-        self.port = free_ports()[0]
-        self.url, self.hang = f"http://127.0.0.1:{self.port}", folder / f"hang-{self.port}"
-        self.command = [
-            sys.executable, FAKE, "--dialect", dialect, "--port", str(self.port), "--model", model, "--hang", self.hang, *more,
-        ]  # fmt: skip
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(self.command)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def ask(self, path, body=None):
-        return Http(self.url, "").ask(path, body, within_s=20.0)
-
-
-@contextmanager
-def serving(dialect, model, folder, *more):
-    fake = Fake(dialect, model, folder, *more)
-    try:
-        yield fake
-    finally:
-        fake.kill()
 
 
 @contextmanager

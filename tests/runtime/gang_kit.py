@@ -90,9 +90,11 @@ class Nodes:
     def __init__(
         self, folder: Path, *, steps: int = 60, lanes: int = 12, strategy: str = "replicated", copies: int = 1,
         every: int = 1000, step_ms: float = 0.0, args: tuple[str, ...] = (),
-        program: str = "run_job", conf: Mapping[str, Any] | None = None,
+        program: str = "run_job", conf: Mapping[str, Any] | None = None, slots: int = 1,
     ) -> None:  # fmt: skip
+        """`slots`: workers of a node. Then names are the workers': with 2, n0 and n1 are the workers of the node n0."""
         self.folder = folder
+        self.slots = slots
         self.copies = copies
         self.lanes = lanes
         self.program = program
@@ -142,15 +144,15 @@ class Nodes:
 
     def tell(self, *some: str) -> None:
         """The vaults hear who their neighbours are: these nodes', or all."""
-        nodes = self.plan_now
+        nodes = tuple(map(self.home, self.plan_now))
         addresses = {node: self.vaults[node].address for node in nodes}
-        for node in some or nodes:
+        for node in dict.fromkeys(map(self.home, some or self.plan_now)):
             self.vaults[node].control.ask(
                 "ring",
                 generation=self.generation,
                 nodes=nodes,
                 addresses=addresses,
-                copies=min(self.copies, len(nodes) - 1),
+                copies=min(self.copies, len(set(nodes)) - 1),
             )
 
     def plan(self, *nodes: str, tell: bool = True, grows: bool = False, backend: str = "") -> None:
@@ -160,7 +162,8 @@ class Nodes:
         self.generation += 1
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
-        for node in nodes:
+        homes = tuple(map(self.home, nodes))
+        for node in homes:
             if node not in self.vaults:
                 self.vaults[node] = Node(self.folder / "vault", int(node[1:])).start(deadline_s=5.0)
         self.plan_now = nodes
@@ -178,10 +181,11 @@ class Nodes:
             worker.born = worker.born or self.generation
             worker.tell(
                 Place(
-                    generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
+                    generation=self.generation, born=worker.born, rank=rank, world=len(nodes),
+                    slot=rank % self.slots, slots=self.slots,
                     all_lanes=self.lanes, team=self.tree.model.team, resume=self.resume,
                     rung=Rung.START if grows else self.rung, endpoint=f"127.0.0.1:{store.port}",
-                    nodes=nodes, reason=f"generation {self.generation}", grows=grows, backend=backend,
+                    nodes=homes, reason=f"generation {self.generation}", grows=grows, backend=backend,
                 )
             )  # fmt: skip
         self.rung = 1
@@ -280,12 +284,17 @@ class Nodes:
                 raise AssertionError(f"not within {within_s} s: {what}\n{logs}")
             time.sleep(0.005)
 
+    def home(self, worker: str) -> str:
+        """The node that it is on."""
+        return f"n{int(worker[1:]) // self.slots * self.slots}"
+
     def _start(self, node: str) -> None:
         self._started += 1
+        home = self.home(node)
         env = {
             "ELASTICRL_CONFIG": str(self.folder / "config.json"),
-            "ELASTICRL_VAULT": str(self.vaults[node].directory),
-            "ELASTICRL_NODE": node,
+            "ELASTICRL_VAULT": str(self.vaults[home].directory),
+            "ELASTICRL_NODE": home,
             "ELASTICRL_JOB": "job",
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",

@@ -977,6 +977,29 @@ def test_the_trainer_shards_what_teams_share_and_knows_their_adapters(tmp_path: 
     assert judged(tmp_path, ["node.workers=2", "membership.max_nodes=8", team, how]).findings == ()
 
 
+IMPORTANCE = "ppo.importance_limit=2"
+OUTSIDE = [
+    ["rollout.engine=served"],
+    ["rollout.engine=served", "rollout.staleness=1"],
+    ["rollout.engine=vllm", "rollout.nodes=1"],
+    ["rollout.engine=server", "lanes.exact=warn"],
+    ["rollout.staleness=2"],
+    ["reward.function=null", "reward.url=http://127.0.0.1:9/score"],
+]
+
+
+@pytest.mark.parametrize("how", OUTSIDE, ids=lambda how: how[-1])
+@pytest.mark.parametrize("team", ["model.tp=2", "model.cp=2"])
+def test_one_member_of_a_team_may_ask_engines_and_endpoints(tmp_path: Path, team: str, how: list[str]) -> None:
+    assert judged(tmp_path, ["node.workers=2", "membership.max_nodes=8", IMPORTANCE, team, *how]).findings == ()
+
+
+def test_a_team_keeps_no_weights_of_a_longer_period_for_an_engine(tmp_path: Path) -> None:
+    conf = ["node.workers=2", "membership.max_nodes=8", "model.tp=2", "rollout.engine=served", "rollout.staleness=2"]
+    (found,) = judged(tmp_path, [*conf, IMPORTANCE]).findings
+    assert "with rollout.staleness: 2;" in found.values
+
+
 @pytest.mark.parametrize("team", ["model.tp=2", "model.cp=2"])
 def test_what_a_team_shares_never_waits_on_the_host(tmp_path: Path, team: str) -> None:
     conf = ["node.workers=2", "membership.max_nodes=8", team]

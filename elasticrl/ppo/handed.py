@@ -1,0 +1,50 @@
+"""How the members of a team get what one of them has asked for: an engine's samples, scores, a judge's log-probabilities.
+
+The idea: each kind is a few words and its tensors, so nobody reads what another process made of a class.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from elasticrl.ppo.rewards import RewardError, Scored
+from elasticrl.ppo.rollout.engine import EngineFailed, Samples, StaleWeights
+from elasticrl.runtime.asked import Found, Kind
+
+TENSORS: Final = ("tokens", "attention", "mask", "logprobs", "ended")  # of Samples
+
+
+def _samples(found: dict[int, Samples]) -> Found:
+    return Found(
+        words=[[lane, list(its.ids), its.version] for lane, its in found.items()],
+        tensors={f"{lane}.{name}": getattr(its, name) for lane, its in found.items() for name in TENSORS},
+    )
+
+
+def _read_samples(found: Found) -> dict[int, Samples]:
+    return {
+        lane: Samples(
+            ids=tuple(ids), version=version, **{name: found.tensors[f"{lane}.{name}"] for name in TENSORS}
+        )
+        for lane, ids, version in found.words
+    }  # fmt: skip
+
+
+def _scores(found: dict[int, Scored]) -> Found:
+    return Found(words=[[lane, its.scores, dict(its.parts)] for lane, its in found.items()])
+
+
+def _read_scores(found: Found) -> dict[int, Scored]:
+    return {lane: Scored(scores=scores, parts=parts) for lane, scores, parts in found.words}
+
+
+def _verdicts(found: list[torch.Tensor]) -> Found:
+    return Found(tensors={str(number): one for number, one in enumerate(found)})
+
+
+FAILS: Final = (EngineFailed, StaleWeights, RewardError)
+SAMPLES: Final = Kind(pack=_samples, unpack=_read_samples, fails=FAILS)
+SCORES: Final = Kind(pack=_scores, unpack=_read_scores, fails=FAILS)
+VERDICTS: Final = Kind(pack=_verdicts, unpack=lambda found: list(found.tensors.values()), fails=FAILS)
