@@ -46,6 +46,7 @@ from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 LIMIT_S = 900.0
+LEARN_S = 3600.0  # for one job of `--learning`
 FIRST = 3  # steps before it: processes start, memory is found
 
 
@@ -179,7 +180,7 @@ def learn(folder: Path, behind: int, seed: int, steps: int) -> Learnt:
     env |= {"ELASTICRL_HISTORY": str(own / "history.jsonl"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "elasticrl.ppo", str(own / "job.yaml")]
     with (own / "out").open("wb") as out:
-        done = subprocess.run(command, env=os.environ | env, stdout=out, stderr=out, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, env=os.environ | env, stdout=out, stderr=out, timeout=LEARN_S, check=False)
     if done.returncode:
         raise RuntimeError(
             f"staleness {behind}, seed {seed}: it ended with {done.returncode}: {(own / 'out').read_text()[-2000:]}"

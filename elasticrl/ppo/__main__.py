@@ -138,7 +138,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
             shuffle=tree.data.shuffle, spans=ppo.group // ppo.part(lanes), levels=data.levels,
-            stages=tree.data.curriculum.weights if data.levels else (),
+            stages=tree.data.curriculum.weights if tree.data.curriculum.stages else (),
         ),
         group=ppo.group,
     )  # fmt: skip
