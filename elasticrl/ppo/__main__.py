@@ -400,6 +400,10 @@ class Feed:
         """(sample id, prompt) of each."""
         return [(str(sample), self._data[sample.index]) for sample in self._cursor.ids(step, 0, lane)]
 
+    def made_of(self, step: int) -> str:
+        """The cursor's."""
+        return self._cursor.made_of(step)
+
 
 def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
     """AdamW with the role's learning rate."""

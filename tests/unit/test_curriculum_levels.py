@@ -1,7 +1,10 @@
 """A curriculum's rows: how levels are mixed, each sample once in an epoch of its level, and where a job goes on."""
 
+import json
+import random
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -23,15 +26,50 @@ def steps_of(cursor: Cursor, steps: range) -> list[list]:
     return [[sample for lane in lanes for sample in cursor.ids(step, 0, lane)] for step in steps]
 
 
-@pytest.mark.parametrize("weights", [(1,), (3, 1), (1, 3, 4), (0, 7, 0, 2), (997, 3), (20, 30, 10)])
-def test_a_pattern_has_each_level_as_often_as_it_weighs_and_never_twice_too_early(weights):
-    found = pattern(weights)
-    whole = sum(weights)
-    for length in range(1, len(found) + 1):
-        for level, weight in enumerate(weights):
-            assert abs(found[:length].count(level) - length * weight / whole) < len(weights)
+CHANCE = random.Random(1)
+MIXES = [
+    (1,),
+    (3, 1),
+    (1, 3, 4),
+    (0, 7, 0, 2),
+    (997, 3),
+    (20, 30, 10),
+    (3, 20, 3, 20, 5, 60),
+    (1,) * 20,
+    (900, *(5,) * 20),
+]
+MIXES += [(*(CHANCE.choice([0, 1, 3, 20, 60]) for _ in range(CHANCE.randrange(2, 12))), 7) for _ in range(30)]
+
+
+@pytest.mark.parametrize("weights", MIXES, ids=str)
+def test_a_pattern_has_each_level_as_often_as_it_weighs_and_never_off_by_a_whole_sample(weights):
+    found, whole = pattern(weights), sum(weights)
     counts = Counter(found)
     assert [counts[level] * whole for level in range(len(weights))] == [weight * len(found) for weight in weights]
+    least = Fraction(1, max(2 * sum(map(bool, weights)) - 2, 1))
+    seen = Counter[int]()
+    for length, level in enumerate(found, 1):
+        seen[level] += 1
+        off = [abs(seen[level] - Fraction(length * weight, whole)) for level, weight in enumerate(weights)]
+        assert max(off) <= 1 - least
+
+
+@pytest.mark.parametrize("weights", MIXES[:8], ids=str)
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_a_step_is_off_by_less_than_two_samples_and_all_steps_of_a_stage_together_by_less_than_one(weights, lanes):
+    levels = (40,) * len(weights)
+    cursor = Cursor(Walk(size=sum(levels), lanes=lanes, per_lane=16 // lanes, levels=levels, stages=((0, *weights),)))
+    seen = Counter[int]()
+    for step, samples in enumerate(steps_of(cursor, range(25)), 1):
+        found = Counter(sample.index // 40 for sample in samples)
+        seen += found
+        shares = [Fraction(weight, sum(weights)) for weight in weights]
+        assert all(abs(found[level] - 16 * share) < 2 for level, share in enumerate(shares))
+        assert all(abs(seen[level] - 16 * step * share) < 1 for level, share in enumerate(shares))
+
+
+def test_a_level_that_weighs_nothing_never_comes():
+    assert set(pattern((0, 7, 0, 2))) == {1, 3}
 
 
 def test_each_stage_mixes_the_levels_as_it_says_from_its_first_step_on():
@@ -69,8 +107,7 @@ def test_a_job_goes_on_where_it_was_on_as_many_lanes_or_others(resumed, lanes):
     drawn = [sample for samples in steps_of(again, range(resumed, 40)) for sample in samples]
     before = [sample for samples in steps_of(Cursor(WALK), range(resumed)) for sample in samples]
     assert len(set(drawn) | set(before)) == 640
-    if lanes == 4:
-        assert before + drawn == wanted
+    assert before + drawn == wanted, "a pattern goes on where it was"
     restored = Cursor(walk)
     restored.load_state_dict(again.state_dict())
     assert restored.segments == again.segments
@@ -92,6 +129,8 @@ def test_another_batch_or_other_stages_go_on_with_the_samples_that_are_left():
         if allow == "batch":
             twelfth = Counter(level_of(sample.index) for sample in steps_of(again, range(12, 13))[0])
             assert abs(twelfth[2] - 10) <= 1, "stages are counted in steps"
+            wanted = [sample for found in steps_of(Cursor(WALK), range(12)) for sample in found]
+            assert [*before, *samples[: 5 * 16]] == wanted, "in the same order, up to the next stage"
         else:
             assert {level_of(sample.index) for sample in samples} == {2}
 
@@ -110,10 +149,27 @@ def test_other_data_begin_in_an_epoch_that_was_never_used(other):
     assert min(sample.epoch for sample in after) > max(sample.epoch for sample in before)
 
 
-def test_a_certificate_deals_the_same_samples():
-    cursor = Cursor(WALK)
-    found = [samples for _, samples, _ in dealt(cursor.segments, range(30), {})]
-    assert found == [[(s.epoch, s.index) for s in samples] for samples in steps_of(cursor, range(30))]
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("after", [6, 7, 12, 13])
+def test_a_certificate_deals_the_same_samples(shuffle, after):
+    cursor = Cursor(replace(WALK, shuffle=shuffle))
+    cursor.advance(after)
+    again = Cursor(replace(WALK, shuffle=shuffle, per_lane=5), allow=["batch"])
+    again.load_state_dict(cursor.state_dict())
+    assert again.segments[1].turned or after != 6, "nothing begins within a pattern"
+    for its in (cursor, again):
+        assert tuple(Segment.from_json(json.loads(json.dumps(one.to_json()))) for one in its.segments) == its.segments
+        for steps in (range(30), range(9, 14)):
+            found = [samples for _, samples, _ in dealt(its.segments, steps, {})]
+            wanted = [its.ids(step, 0, lane) for step in steps for lane in range(4)]
+            assert [s for samples in found for s in samples] == [(s.epoch, s.index) for mine in wanted for s in mine]
+
+
+@pytest.mark.parametrize("turned", [-1, 1000, True, "1", 3])
+def test_a_segment_in_a_pattern_that_was_never_begun_is_refused(turned):
+    row = Cursor(WALK).segments[0].to_json()
+    with pytest.raises(ValueError, match="no cursor was there"):
+        Segment.from_json(row | {"turned": turned})
 
 
 @pytest.mark.parametrize(
