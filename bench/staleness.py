@@ -1,7 +1,7 @@
 """What `rollout.staleness` gains: one PPO job with samples of 0, 1, 2 and 4 steps ago. Its bits stay whatever its engines do.
 
     python bench/staleness.py [--engines 1] [--steps 24] [--behind 0,1,2,4] [--chaos 2] [--seed 7] [--json]
-    python bench/staleness.py --learning [--steps 60] [--behind 0,1,2,4] [--seeds 0,1,2] [--json]
+    python bench/staleness.py --learning [--steps 30] [--behind 0,1,2,4] [--seeds 0,1,2] [--json]
 
 One training node and `--engines` rollout nodes on loopback, one real etcd. A random model of 4 layers, 128 wide, GRPO with 32
 samples a step, prompts of 16 tokens and answers of 48 at most.
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    args.steps = args.steps or (60 if args.learning else 24)
+    args.steps = args.steps or (30 if args.learning else 24)
     if args.learning:
         learning(args)
         return
