@@ -133,7 +133,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
-    cursor = Cursor(
+    run.cursor = cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
@@ -277,7 +277,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=ends, keep=kept_tokens(base)
     )
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
-    cursor = Cursor(
+    run.cursor = cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.batch // lanes // given.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,

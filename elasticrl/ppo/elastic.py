@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.run import Joins
     from elasticrl.runtime.audited import Result
+    from elasticrl.runtime.data.cursor import Cursor
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -48,6 +49,7 @@ class ElasticRun:
         """`last` is the stage after which a step's rows are not needed any more."""
         self.base, self._last = base, last
         self.buffer = Buffer()
+        self.cursor: Cursor | None = None  # which deals the samples of steps, once the data is here
         self._lane: Lane | None = None  # whose pass is under way
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
@@ -59,7 +61,7 @@ class ElasticRun:
         base.lends(lambda lane: self.buffer.rows[lane], self._borrow)
         part = BufferPart(
             self.buffer, lambda: base.carried, lanes=base.tree.lanes.count,
-            recipe=lambda: base.cursor.recipe() if base.cursor else "",
+            recipe=lambda: self.cursor.recipe() if self.cursor else "",
         )  # fmt: skip
         base.register(buffer=part)
 

@@ -43,7 +43,7 @@ from elasticrl.runtime.agree import exchange
 from elasticrl.runtime.audited import Result, Rows, twice
 from elasticrl.runtime.checkpoint.parts import Part
 from elasticrl.runtime.context import VAULT, Context, context
-from elasticrl.runtime.data.cursor import Cursor, SampleId
+from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.generation import Generation, Worker
 from elasticrl.runtime.group import Gang
 from elasticrl.runtime.interrupt import Broken, GangError
@@ -169,11 +169,6 @@ class Run:
     def role(self, name: str) -> Trained:
         """One of what `train` was given."""
         return self._given.role(name)
-
-    @property
-    def cursor(self) -> Cursor | None:
-        """What was registered of the data."""
-        return self._given.cursor
 
     def lends(self, give: Callable[[int], Rows], take: Callable[[int, Rows | None], None]) -> None:
         """For who keeps what a lane's passes are made from: a lane that is computed twice (`audit.lanes`) needs it on another
