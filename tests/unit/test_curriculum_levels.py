@@ -5,9 +5,11 @@ import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
+from elasticrl.certificate import form
 from elasticrl.certificate.dealt import dealt
 from elasticrl.runtime.data.cursor import Cursor, Segment, Walk
 from elasticrl.runtime.data.levels import fault, pattern
@@ -163,6 +165,24 @@ def test_a_certificate_deals_the_same_samples(shuffle, after):
             found = [samples for _, samples, _ in dealt(its.segments, steps, {})]
             wanted = [its.ids(step, 0, lane) for step in steps for lane in range(4)]
             assert [s for samples in found for s in samples] == [(s.epoch, s.index) for mine in wanted for s in mine]
+
+
+def test_a_certificate_names_levels_and_spans_where_a_job_has_them_and_older_ones_are_read():
+    # Found by the fuzz of certificates: those from before there were levels were said to be none.
+    text = (Path(__file__).parents[1] / "data" / "run.cert.json").read_bytes()
+    older = form.read(text)
+    assert older.text == text
+    cursor = Cursor(WALK)
+    cursor.advance(6)
+    again = Cursor(replace(WALK, lanes=8, spans=2, stages=WALK.stages), allow=["lanes"])
+    again.load_state_dict(cursor.state_dict())
+    assert again.segments[1].turned
+    newer = replace(older, body=replace(older.body, segments=again.segments))
+    assert form.read(newer.text) == newer
+    spelt_out = text.replace(b'"size":50,', b'"size":50,"spans":1,')
+    assert spelt_out != text
+    with pytest.raises(form.Unfit, match="not written as certificates are"):
+        form.read(spelt_out)
 
 
 @pytest.mark.parametrize("turned", [-1, 1000, True, "1", 3])

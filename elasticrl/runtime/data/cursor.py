@@ -21,6 +21,7 @@ from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 _MASK = (1 << 64) - 1
 ROUNDS = 6
 LARGEST = 1 << 24  # samples of a step, all turns together
+LATER: Mapping[str, Any] = {"spans": 1, "levels": (), "stages": ()}  # of a walk: not written where it has none of them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -301,8 +302,7 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
 
 
 def _plain(walk: Walk) -> dict[str, Any]:
-    later = {"spans": 1, "levels": (), "stages": ()}  # versions that do not know these read what has none of them
-    return {name: value for name, value in asdict(walk).items() if name not in later or value != later[name]}
+    return {name: value for name, value in asdict(walk).items() if name not in LATER or value != LATER[name]}
 
 
 def _digest(words: str) -> str:
