@@ -218,6 +218,10 @@ class InOrder:
             found.append((f"{epoch}/{prompt.place}", prompt))
         return found
 
+    def made_of(self, step: int) -> str:
+        """All their ids."""
+        return " ".join(name for lane in range(self.lanes) for name, _ in self(step, lane))
+
     def _place(self, epoch: int, index: int) -> int:
         if not self.shuffle:
             return index

@@ -14,6 +14,8 @@ from elasticrl.runtime.data.cursor import Segment, order_key, permuted
 if TYPE_CHECKING:
     import numpy as np
 
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
 SAMPLES = 1 << 16  # that are computed at once
 Sample = tuple[int, int]
 """Epoch and index."""
@@ -58,19 +60,48 @@ def _samples(segment: Segment, numbers: range) -> list[Sample]:
     except ModuleNotFoundError:  # slower by twenty times
         return [(sample.epoch, sample.index) for sample in map(segment.sample, numbers)]
     walk = segment.walk
+    row = np.arange(numbers.start, numbers.stop, dtype=np.int64)
     if walk.levels:
-        return [(sample.epoch, sample.index) for sample in map(segment.sample, numbers)]
+        return _levelled(segment, row)
     assert walk.size is not None
-    row = np.arange(numbers.start, numbers.stop, dtype=np.int64) + segment.offset
-    epochs, places = row // walk.usable, row % walk.usable
-    found = places.copy()
+    row += segment.offset
+    epochs, found = _ordered(segment, row // walk.usable, row % walk.usable, walk.size)
+    return list(zip(epochs.tolist(), found.tolist(), strict=True))
+
+
+def _levelled(segment: Segment, row: Numbers) -> list[Sample]:
+    """`Segment.sample` of many, with levels."""
+    import numpy as np
+
+    its, walk = segment.stretches, segment.walk
+    levels, counts, indices = np.empty_like(row), np.empty_like(row), np.empty_like(row)
+    for stretch, end in zip(its, [*(later.start for later in its[1:]), row[-1] + 1], strict=True):
+        mine = (row >= stretch.start) & (row < end)
+        rounds, rest = np.divmod(row[mine] - stretch.began, len(stretch.pattern))
+        levels[mine] = level = np.array(stretch.pattern)[rest]
+        counts[mine] = (
+            np.array(stretch.before)[level] + rounds * np.array(stretch.shares)[level] + np.array(stretch.nth)[rest]
+        )
+    epochs = counts
+    for number, size in enumerate(walk.levels):
+        mine = levels == number
+        epochs[mine], found = _ordered(segment, counts[mine] // size, counts[mine] % size, size, "level", number)
+        indices[mine] = found + sum(walk.levels[:number])
+    return list(zip(epochs.tolist(), indices.tolist(), strict=True))
+
+
+def _ordered(segment: Segment, epochs: Numbers, places: Numbers, size: int, *names: object) -> tuple[Numbers, Numbers]:
+    """Epochs of the job, and the indices in them, of places in epochs of a segment."""
+    import numpy as np
+
+    found, epochs, walk = places.copy(), epochs + segment.epoch, segment.walk
     for epoch in np.unique(epochs).tolist() if walk.shuffle else ():
         mine = epochs == epoch
-        found[mine] = _permuted(places[mine], walk.size, order_key(walk.seed, segment.epoch + epoch))
-    return list(zip((epochs + segment.epoch).tolist(), found.tolist(), strict=True))
+        found[mine] = _permuted(places[mine], size, order_key(walk.seed, epoch, *names))
+    return epochs, found
 
 
-def _permuted(places: np.ndarray[Any, np.dtype[np.int64]], size: int, key: tuple[int, ...]) -> Any:
+def _permuted(places: Numbers, size: int, key: tuple[int, ...]) -> Any:
     """`cursor.permuted` of many."""
     import numpy as np
 

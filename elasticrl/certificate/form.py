@@ -14,7 +14,8 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from elasticrl.base.parsed import parsed
-from elasticrl.runtime.data.cursor import Segment
+from elasticrl.runtime.data import cursor
+from elasticrl.runtime.data.cursor import Segment, Walk
 
 FORMAT: Final = 1
 LARGEST: Final = 128 << 20  # bytes: more than half a million steps
@@ -188,8 +189,11 @@ def canonical(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass as plain values."""
-    return asdict(value)
+    """A dataclass as plain values. Segments are written as the ledger has them, so that what a job does not use is not there:
+    certificates from before there were levels are still the same text.
+    """
+    found = asdict(value)
+    return found | {"segments": [its.to_json() for its in value.segments]} if isinstance(value, Certificate) else found
 
 
 def signed_part(body: Certificate) -> bytes:
@@ -218,6 +222,10 @@ def read(text: bytes) -> Signed:
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
+LATER: Final[Mapping[type, dict[str, Any]]] = {
+    Walk: {name: list(it) if isinstance(it, tuple) else it for name, it in cursor.LATER.items()},
+    Segment: {"used": [], "turned": 0},
+}
 
 
 def strict(kind: Any, value: Any, where: str) -> Any:
@@ -256,6 +264,7 @@ def _object(kind: Any, value: Any, where: str) -> Any:
         hints = _HINTS[kind] = {field.name: known[field.name] for field in fields(kind)}
     if type(value) is not dict:
         raise Unfit(f"{where} is not an object")
+    given, value = value, LATER.get(kind, {}) | value
     if value.keys() != hints.keys():
         added, lacking = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
         said = [*(f"a field was added: {name[:40]!r}" for name in added), *(f"{name!r} is missing" for name in lacking)]
@@ -263,7 +272,7 @@ def _object(kind: Any, value: Any, where: str) -> Any:
     found = kind(**{name: strict(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
     if kind is Segment:
         try:
-            Segment.from_json(value)
+            Segment.from_json(given)
         except (ValueError, TypeError, AssertionError) as error:
             raise Unfit(f"{where}: {error}") from error
     return found

@@ -493,10 +493,11 @@ def mix_of(text: str) -> dict[str, int]:
     """
     found = dict[str, int]()
     for part in text.split(","):
-        name, _, weight = part.strip().rpartition(" ")
+        said, _, weight = part.strip().rpartition(" ")
+        name = said.strip()
         if not name or name in found or not weight.isascii() or not weight.isdigit():
             raise ValueError(f"{part.strip()!r} is no level with its weight")
-        found[name.strip()] = int(weight)
+        found[name] = int(weight)
     return found
 
 

@@ -133,7 +133,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer, kept_tokens(base), tools=tools_of(tree))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
-    cursor = Cursor(
+    run.cursor = cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.generated // lanes // ppo.part(lanes), turns=ppo.epochs, seed=tree.job.seed,
@@ -278,7 +278,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=ends, keep=kept_tokens(base)
     )
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
-    cursor = Cursor(
+    run.cursor = cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.batch // lanes // given.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,
@@ -400,6 +400,10 @@ class Feed:
     def __call__(self, step: int, lane: int) -> Sequence[tuple[str, Prompt]]:
         """(sample id, prompt) of each."""
         return [(str(sample), self._data[sample.index]) for sample in self._cursor.ids(step, 0, lane)]
+
+    def made_of(self, step: int) -> str:
+        """The cursor's."""
+        return self._cursor.made_of(step)
 
 
 def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:

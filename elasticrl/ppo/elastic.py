@@ -8,7 +8,7 @@ a lane's micro-batch is a leaf of the runtime's tree of sums.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.run import Joins
     from elasticrl.runtime.asked import Kind
     from elasticrl.runtime.audited import Result
+    from elasticrl.runtime.data.cursor import Cursor
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -50,6 +51,7 @@ class ElasticRun:
         """`last` is the stage after which a step's rows are not needed any more."""
         self.base, self._last = base, last
         self.buffer = Buffer()
+        self.cursor: Cursor | None = None  # which deals the samples of steps, once the data is here
         self._lane: Lane | None = None  # whose pass is under way
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
@@ -59,7 +61,11 @@ class ElasticRun:
         self.joins: Joins = "all" if inexact else "most" if self.lockstep else "none"
         base.parts_per_lane = parts
         base.lends(lambda lane: self.buffer.rows[lane], self._borrow)
-        base.register(buffer=BufferPart(self.buffer, lambda: base.carried, lanes=base.tree.lanes.count))
+        part = BufferPart(
+            self.buffer, lambda: base.carried, lanes=base.tree.lanes.count,
+            recipe=lambda: self.cursor.recipe() if self.cursor else "",
+        )  # fmt: skip
+        base.register(buffer=part)
 
     @property
     def streams(self) -> Streams:
@@ -188,10 +194,19 @@ class ElasticRun:
 
 
 class BufferPart:
-    """The buffer as a part of the state: each lane's rows belong to whoever carries the lane."""
+    """The buffer as a part of the state: each lane's rows belong to whoever carries the lane. `recipe` stands for what steps
+    are made of (`Cursor.recipe`): rows of a step that was made of something else are of no use.
+    """
 
-    def __init__(self, buffer: Buffer, carried: Callable[[], Sequence[int]], *, lanes: int) -> None:
-        self._buffer, self._carried, self._lanes = buffer, carried, lanes
+    def __init__(
+        self,
+        buffer: Buffer,
+        carried: Callable[[], Sequence[int]],
+        *,
+        lanes: int,
+        recipe: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._buffer, self._carried, self._lanes, self._recipe = buffer, carried, lanes, recipe
 
     def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The carried lanes' rows, whole."""
@@ -220,6 +235,7 @@ class BufferPart:
         }
         head = {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}
         head["ahead"] = {str(step): [its.version, its.of] for step, its in sorted(buffer.ahead.items())}
+        head["recipe"] = self._recipe()
         return {"head": head, **lanes}
 
     def prepare(self, values: Mapping[str, Any], /) -> None:
@@ -227,7 +243,7 @@ class BufferPart:
         of = self._of(values)
         self._buffer.rows = {lane: _room(its["rows"]) for lane, its in of}
         self._buffer.ahead = {}
-        for step, (version, made_of) in values["head"]["ahead"].items():
+        for step, (version, made_of) in self._early(values).items():
             its = {lane: kept["ahead"][step] for lane, kept in of if step in kept["ahead"]}
             self._buffer.ahead[int(step)] = Ahead(
                 int(version),
@@ -250,16 +266,37 @@ class BufferPart:
         self._buffer.ahead = {}
 
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-        """What was kept of each lane that is carried now: nothing where the samples were cut into other lanes."""
+        """What was kept of each lane that is carried now: nothing where the samples were cut into other lanes, or the step was
+        made of something else.
+        """
         kept = {name: its for name, its in values.items() if name != "head"}
-        if kept.keys() == {f"lane.{lane}" for lane in range(self._lanes)}:
-            return [(lane, kept[f"lane.{lane}"]) for lane in self._carried()]
-        if any(its["rows"] for its in kept.values()):
-            raise CheckpointRefused(
-                f"The state is from inside of step {values['head']['step']}, whose samples are cut into "
-                f"{count(len(kept), 'lane')}, and there are {self._lanes} now: set lanes.count back until that step is over."
+        if why := self._useless(kept.keys(), values):
+            if any(its["rows"] for its in kept.values()):
+                raise CheckpointRefused(
+                    f"The state is from inside of step {values['head']['step']}, whose samples {why} until that step is over."
+                )
+            return [(lane, NOTHING) for lane in self._carried()]
+        return [(lane, kept[f"lane.{lane}"]) for lane in self._carried()]
+
+    def _useless(self, kept: Collection[str], values: Mapping[str, Any]) -> str:
+        """Why rows of these lanes are of no use here, and what to do; "" if they are."""
+        if kept != {f"lane.{lane}" for lane in range(self._lanes)}:
+            return f"are cut into {count(len(kept), 'lane')}, and there are {self._lanes} now: set lanes.count back"
+        if self._other(values):
+            return (
+                "were dealt otherwise, from other data, in another batch, in groups of another size, or by another "
+                "curriculum: set the section data, ppo.batch, ppo.gen_batch and ppo.group back"
             )
-        return [(lane, NOTHING) for lane in self._carried()]
+        return ""
+
+    def _early(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What was generated ahead, by step: of no use where steps are made of something else."""
+        return {} if self._other(values) else values["head"]["ahead"]
+
+    def _other(self, values: Mapping[str, Any]) -> bool:
+        """Whether steps were made of something else. States of earlier versions do not say."""
+        was, now = values["head"].get("recipe"), self._recipe()
+        return bool(was and now) and was != now
 
 
 def weights_of(

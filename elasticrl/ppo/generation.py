@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -38,7 +38,16 @@ ALONE = Groups()
 SAMPLED = ("tokens", "mask", "rollout_logprobs", "ended")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 Flight = tuple[int, "Future[dict[int, Samples]]"]  # by which weights
-Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (sample id, prompt): the data's cursor
+
+
+class Feed(Protocol):
+    """The data's cursor."""
+
+    def __call__(self, step: int, lane: int) -> Sequence[tuple[str, Prompt]]:
+        """(sample id, prompt) of each that a lane has in a step."""
+
+    def made_of(self, step: int) -> str:
+        """Stands for the samples of all lanes in a step. No prompt is read."""
 
 
 class Generator:
@@ -200,8 +209,15 @@ class Generator:
         return found
 
     def _samples(self, step: int) -> str:
-        """Stands for what a step is made of, alike on all ranks: the first lane's samples, whoever carries it."""
-        made = self._requests(step, 0), self.engine.sampling  # whose widths are those of the rows
+        """Stands for what a step is made of, alike on all ranks: all lanes' samples by name, and how they lie in lanes. And the
+        first lane's requests, whoever carries it.
+        """
+        made = (
+            self.feed.made_of(step),
+            self.groups,
+            self._requests(step, 0),
+            self.engine.sampling,
+        )  # as wide as the rows
         return blake2b(repr(made).encode(), digest_size=8).hexdigest()
 
     def _early(self, step: int, lane: int) -> list[Request]:

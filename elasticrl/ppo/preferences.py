@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo import flow
     from elasticrl.ppo.batches import Rows
+    from elasticrl.ppo.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,25 @@ class Given:
     good: bool
 
 
+class Nothing:
+    """In place of prompts that are answered."""
+
+    def __call__(self, step: int, lane: int) -> Sequence[tuple[str, Prompt]]:  # noqa: ARG002
+        """None in any lane."""
+        return ()
+
+    def made_of(self, step: int) -> str:  # noqa: ARG002
+        """Of nothing."""
+        return ""
+
+
 class PreferenceTrainer(Trainer):
     """`given(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it."""
 
     ppo: Ppo
 
     def __init__(self, *args: Any, given: Callable[[int, int], Sequence[Given]], pad: int, **more: Any) -> None:
-        super().__init__(*args, feed=lambda _step, _lane: [], **more)
+        super().__init__(*args, feed=Nothing(), **more)
         self.given, self.pad = given, pad
         self.losses = {"actor": {"dpo": self.dpo, "kto": self.kto, "sft": self.sft}[self.ppo.algorithm]}
 

@@ -17,8 +17,12 @@ from gang_kit import Nodes
 from elasticrl.config.training import Curriculum, Data
 from elasticrl.ppo import prompts, tiny
 from elasticrl.ppo.records import DataError
+from elasticrl.runtime.checkpoint import tree
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import examine
+from elasticrl.runtime.data.cursor import Cursor, Segment
 
 TOKENIZER = tiny.tokenizer()
 STAGES = {"0": "easy 1, hard 0", "2": "easy 1, hard 3"}
@@ -97,6 +101,11 @@ def test_a_curriculum_has_the_same_bits_and_prompts_on_any_number_of_workers_and
             assert examined.audit.ok, examined.audit.sentence
             used = {step: sorted(sample for _, sample in uses) for step, uses in examined.used.items()}
             found.append((dict(steps.steps), used))
+            where = place(gang.run_dir)
+            kept = open_checkpoint(where, where.names()[-1]).values
+            last = tree.join(kept["data"], {})["segments"][-1]
+            cursor = Cursor(Segment.from_json(last).walk, group=group)
+            assert kept["buffer"]["head"]["recipe"] == cursor.recipe(), "rows are kept with what their step was made of"
     assert all(one == found[0] for one in found)
     easy = sum(row["level"] == "easy" for row in rows)
     drawn = 24 // group

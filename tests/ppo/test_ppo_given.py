@@ -15,8 +15,11 @@ from gang_kit import Nodes
 from elasticrl.config.training import Data
 from elasticrl.ppo import given, models, tiny
 from elasticrl.ppo.prompts import DataError
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.data.cursor import Cursor, Segment
 
 STEPS = 4
 
@@ -55,6 +58,10 @@ def outcome(gang: Nodes, algorithm: str) -> tuple[dict[int, str], list[dict[str,
     found, used = read(gang.run_dir), audit(gang.run_dir)
     assert not found.findings, found.findings
     assert used.ok, used.sentence
+    where = place(gang.run_dir)
+    kept = open_checkpoint(where, where.names()[-1]).values
+    cursor = Cursor(Segment.from_json(kept["data"]["segments"][-1]).walk)
+    assert kept["buffer"]["head"]["recipe"] == cursor.recipe(), "rows are kept with what their step was made of"
     assert (used.steps, used.samples) == (STEPS, STEPS * 32 // given.PER_RECORD[algorithm])
     notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
     told = ("step", "loss") if algorithm == "sft" else ("step", "preference_loss", "right")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,9 @@ def test_the_program_on_the_page_loads_ahead_and_uses_each_sample_once(tmp_path:
     assert done.returncode == 0, done.stderr
     found = audit(tmp_path / "run" / "loads")
     assert (found.ok, found.steps) == (True, 20), found.sentence
+
+
+@pytest.mark.parametrize("more", [{"spans": 2}, {"levels": (60, 65), "stages": ((0, 1, 1),)}, {"stages": ((0, 1),)}])
+def test_a_stream_has_no_levels_and_no_lanes_with_the_same_samples(more):
+    with pytest.raises(DataError, match="leave spans, levels and stages"):
+        StreamLoader(Stream(), replace(STREAM, **more))

@@ -1054,6 +1054,7 @@ def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:
     [
         ({"0": "easy 1, hard"}, "'hard' is no level with its weight"),
         ({"0": "easy 1, easy 2"}, "'easy 2' is no level with its weight"),
+        ({"0": "easy 1, easy  3"}, "'easy  3' is no level with its weight"),
         ({"0": ""}, "'' is no level with its weight"),
         ({"0": "easy 900, hard 101"}, "the weights of a stage sum up to 1001"),
         ({"0": "easy 0"}, "the weights of a stage sum up to 0"),

@@ -158,6 +158,33 @@ def test_another_batch_lane_count_or_data_is_refused_unless_allowed(change: dict
     resumed(replace(WALK, **change), before, "lanes", "batch", "data")
 
 
+def test_the_same_prompts_in_another_layout_are_another_batch_unless_lanes_changed():
+    # Found by reading: ppo.batch 64 -> 32 with gen_batch 128, groups of 16 and 8 lanes, and nobody said a word.
+    before = Cursor(Walk(size=100, lanes=8, per_lane=2, spans=2, seed=1), group=16)
+    walk = Walk(size=100, lanes=8, per_lane=4, spans=4, seed=1)
+    before.advance(6)
+    state = before.state_dict()
+    with pytest.raises(CheckpointRefused, match=r"spans was 2 and is 4, per_lane was 2 and is 4.*--allow batch"):
+        Cursor(walk, group=16).load_state_dict(state)
+    after = Cursor(walk, group=16, allow=("batch",))
+    after.load_state_dict(state)
+    assert sorted({*row(after, range(7, 9))}) == sorted({*row(before, range(7, 9))})
+    wider = Cursor(Walk(size=100, lanes=16, per_lane=2, spans=4, seed=1), group=16, allow=("lanes",))
+    wider.load_state_dict(state)
+    assert sorted({*row(wider, range(7, 9))}) == sorted({*row(before, range(7, 9))})
+
+
+def test_what_a_step_is_made_of_is_told_by_all_of_its_lanes():
+    its = {"size": 100, "lanes": 4, "per_lane": 3, "levels": (50, 50)}
+    cursor = Cursor(Walk(**its, stages=((0, 1, 1),)))
+    other = Cursor(Walk(**its, stages=((0, 1, 1), (9, 1, 2))))
+    again = Cursor(Walk(**its, stages=((0, 1, 1),)))
+    assert [cursor.made_of(step) for step in range(20)] == [again.made_of(step) for step in range(20)]
+    assert len({cursor.made_of(step) for step in range(20)}) == 20
+    assert cursor.made_of(3) != other.made_of(3)
+    assert cursor.made_of(3) != Cursor(Walk(**its, stages=((0, 1, 1),)), group=8).made_of(3)
+
+
 def test_as_many_prompts_in_groups_of_another_size_are_another_batch():
     # Found by reading: ppo.batch and ppo.group changed together leave the walk as it was, and nobody said a word.
     before = Cursor(WALK, group=4)

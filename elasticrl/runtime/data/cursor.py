@@ -9,17 +9,19 @@ memory, and no library's generator can change it under us from one version to th
 """
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from elasticrl.runtime.data.levels import Stage, Stretch, counts, drawn, fault, stretches
+from elasticrl.runtime.data.levels import MOST, Stage, Stretch, counts, drawn, fault, stretches, turned
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 
 _MASK = (1 << 64) - 1
 ROUNDS = 6
 LARGEST = 1 << 24  # samples of a step, all turns together
+LATER: Mapping[str, Any] = {"spans": 1, "levels": (), "stages": ()}  # of a walk: not written where it has none of them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,13 +82,12 @@ class Segment:
     offset: int
     walk: Walk
     used: tuple[int, ...] = ()  # with levels: how many samples of each were used before
+    turned: int = 0  # with levels: how many of these are from the pattern that it goes on with
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        later = {"spans": 1, "levels": (), "stages": ()}  # versions that do not know these read what has none of them
-        walk = {name: value for name, value in asdict(self.walk).items() if name not in later or value != later[name]}
-        row = {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": walk}
-        return row | ({"used": list(self.used)} if self.walk.levels else {})
+        row = {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": _plain(self.walk)}
+        return row | ({"used": list(self.used), "turned": self.turned} if self.walk.levels else {})
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Segment":
@@ -95,7 +96,7 @@ class Segment:
         said["levels"] = tuple(said.get("levels", ()))
         said["stages"] = tuple(tuple(stage) for stage in said.get("stages", ()))
         walk = Walk(**said)
-        used_of = tuple(row.get("used", ()))
+        used_of, turned_of = tuple(row.get("used", ())), row.get("turned", 0)
         numbers = [walk.lanes, walk.per_lane, walk.spans, walk.draws, walk.turns]
         numbers += [walk.size] if walk.size is not None else []
         whole = all(type(number) is int for number in numbers) and walk.spans > 0
@@ -106,9 +107,15 @@ class Segment:
             raise ValueError(f"no cursor walks so: {why}")
         if len(used_of) != len(walk.levels) or any(type(count) is not int or count < 0 for count in used_of):
             raise ValueError(f"no cursor was there: {used_of} of the levels {walk.levels}")
-        return cls(
-            first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk, used=used_of
+        if type(turned_of) is not int or not 0 <= turned_of < (MOST if walk.levels else 1):
+            raise ValueError(f"no cursor was there: {turned_of} samples into a pattern")
+        found = cls(
+            first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=walk, used=used_of,
+            turned=turned_of,
         )  # fmt: skip
+        if walk.levels and min(found.stretches[0].before) < 0:
+            raise ValueError(f"no cursor was there: {turned_of} samples into a pattern, of {used_of}")
+        return found
 
     def sample(self, number: int) -> SampleId:
         """The sample at `number` places after the segment's beginning."""
@@ -133,7 +140,9 @@ class Segment:
     def stretches(self) -> tuple[Stretch, ...]:
         """Where the mix of levels changes."""
         walk = self.walk
-        return stretches(walk.stages, self.used, first=self.first * walk.batch, step=walk.batch * walk.draws)
+        return stretches(
+            walk.stages, self.used, first=self.first * walk.batch, step=walk.batch * walk.draws, turned=self.turned
+        )  # fmt: skip
 
     def after(self, draw: int) -> tuple[int, int, tuple[int, ...]]:
         """(epoch, offset in it, samples of each level) where a draw begins. With levels the epoch is that of none of them: it
@@ -192,6 +201,17 @@ class Cursor:
         walk = self.walk
         return f"{walk.name}:{walk.content}:{walk.size}:seed={walk.seed}:shuffle={walk.shuffle}:{walk.edge}"
 
+    def recipe(self) -> str:
+        """Stands for what steps are made of, as it is set: the walk and the group, without what may change at any time."""
+        said = _plain(replace(self.walk, turns=1, epochs=None)) | {"group": self.group}
+        return _digest(json.dumps(said, sort_keys=True))
+
+    def made_of(self, step: int) -> str:
+        """Stands for the samples of all lanes in a step. None of them is read."""
+        draws, lanes = range(self.walk.draws), range(self.walk.lanes)
+        ids = [str(sample) for update in draws for lane in lanes for sample in self.ids(step, update, lane)]
+        return _digest(" ".join([self.recipe(), *ids]))
+
     def ids(self, step: int, update: int, lane: int) -> tuple[SampleId, ...]:
         """The samples of one lane. DataError beyond the last epoch: an exhausted run must not look like a finished one."""
         draw = self.draw(step, update)
@@ -249,9 +269,11 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     free = replace(walk, epochs=last.walk.epochs, turns=last.walk.turns)  # these two may change at any time
     if free == last.walk and walk.turns == last.walk.turns:
         return (*segments[:-1], replace(last, walk=walk))
+    # In as many lanes another layout is another batch; with other lanes it is what was asked for.
+    shape = ("batch", "draws", *(("spans", "per_lane") if walk.lanes == last.walk.lanes else ()))
     changed: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         "lanes": ({"lanes": last.walk.lanes}, {"lanes": walk.lanes}),
-        "batch": ({"batch": last.walk.batch, "draws": last.walk.draws}, {"batch": walk.batch, "draws": walk.draws}),
+        "batch": ({part: getattr(last.walk, part) for part in shape}, {part: getattr(walk, part) for part in shape}),
         "data": (_data(last.walk) | {"stages": last.walk.stages}, _data(walk) | {"stages": walk.stages}),
     }
     for name, (old, new) in changed.items():
@@ -264,13 +286,27 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     if free == last.walk:
         draw = -(-draw // walk.draws) * walk.draws
     epoch, offset, used = last.after(draw)
+    alike = walk.levels and (_data(walk), walk.stages, walk.draws) == (
+        _data(last.walk),
+        last.walk.stages,
+        last.walk.draws,
+    )
+    within = turned(last.stretches, (draw - last.first) * last.walk.batch) if alike else 0
     if _data(last.walk) != _data(walk):
         most = max((its // size for its, size in zip(used, last.walk.levels, strict=True)), default=0)
         epoch, offset, used = (epoch + most + 1 if offset or used else epoch), 0, (0,) * len(walk.levels)
     offset = min(offset, walk.usable)
     # Draws are numbered by steps: a new number of draws a step begins at a whole step of its own.
     first = -(-draw // last.walk.draws) * walk.draws if last.walk.draws != walk.draws else draw
-    return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk, used=used))
+    return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk, used=used, turned=within))
+
+
+def _plain(walk: Walk) -> dict[str, Any]:
+    return {name: value for name, value in asdict(walk).items() if name not in LATER or value != LATER[name]}
+
+
+def _digest(words: str) -> str:
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
 def _data(walk: Walk) -> dict[str, object]:

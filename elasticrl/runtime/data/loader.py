@@ -197,6 +197,11 @@ class StreamLoader:
             raise DataError(
                 "A stream is walked in its own order and its length is not known: Walk(size=None, shuffle=False)."
             )
+        if walk.spans != 1 or walk.levels or walk.stages:
+            raise DataError(
+                "A stream has no levels, and each of its samples goes to one lane: leave spans, levels and stages of Walk(...) "
+                "as they are, or use a Cursor, which needs to know the number of samples."
+            )
         self._stream = stream
         self.walk = walk
         self._collate = collate
