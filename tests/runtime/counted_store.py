@@ -27,6 +27,10 @@ class Counted(MemoryFileSystem):
     spans: ClassVar[dict[str, list[Span]]] = defaultdict(list)  # what was read, by file
     parts: ClassVar[str] = "known"  # to be asked for parts: known, ignored or refused
     failing: ClassVar[int] = 0  # answers that are still to fail
+    raising: ClassVar[dict[str, list[Exception | None]]] = {}  # by file what reading it raises next; None: it is read
+    listed: ClassVar[str] = (
+        "whole"  # in a listing: whole, unsized, stale (sizes of before) or late (files are not in it yet)
+    )
     hangs: ClassVar[threading.Event] = threading.Event()  # set: it answers
     hangs.set()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -42,6 +46,8 @@ class Counted(MemoryFileSystem):
             if cls.failing:
                 cls.failing -= 1
                 raise Trouble("503 slow down")
+            if (due := cls.raising.get(path.rsplit("/", 1)[-1])) and (error := due.pop(0)):
+                raise error
         if start is not None and cls.parts == "refused":
             raise NotImplementedError
         if cls.parts != "known":
@@ -51,8 +57,18 @@ class Counted(MemoryFileSystem):
             cls.spans[path.rsplit("/", 1)[-1]].append((start or 0, (start or 0) + len(data)))
         return data
 
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        found = super().ls(path, detail=detail, **kwargs)
+        if not detail or self.listed == "whole":
+            return found
+        if self.listed == "late":
+            return [row for row in found if not _is_data(row["name"].rsplit("/", 1)[-1])]
+        return [{**row, "size": None if self.listed == "unsized" else 7} for row in found]
+
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode == "rb":  # all of it, as far as anybody here can tell
+            if (due := self.raising.get(path.rsplit("/", 1)[-1])) and (error := due.pop(0)):
+                raise error
             self.spans[path.rsplit("/", 1)[-1]].append((0, self.size(path)))
         return super()._open(path, mode, **kwargs)
 
@@ -67,7 +83,8 @@ class Counted(MemoryFileSystem):
     def well(cls) -> None:
         """Nothing read, and nothing fails."""
         cls.spans.clear()
-        cls.parts, cls.failing = "known", 0
+        cls.parts, cls.failing, cls.listed = "known", 0, "whole"
+        cls.raising.clear()
         cls.hangs.set()
 
     @classmethod

@@ -1,5 +1,6 @@
 """Checkpoints at a URL: what is read of them, by a store that counts; and what becomes of a store that fails."""
 
+import errno
 import json
 import re
 import time
@@ -278,6 +279,64 @@ def test_a_store_that_fails_is_asked_again_and_not_for_ever(where: Url, tmp_path
         newest_good(where)
     Counted.failing = 0
     load(source, other)
+
+
+SAID_503 = {  # by the libraries of stores
+    "s3fs": OSError(errno.EBUSY, "SlowDown"),
+    "s3fs, 500": OSError(errno.EREMOTEIO, "InternalError"),
+    "s3fs, unknown": OSError(errno.EIO, "an error that is not known"),
+    "forbidden for a moment": PermissionError(errno.EACCES, "the token has expired"),
+    "words": RuntimeError("connection reset"),
+    "late": TimeoutError(errno.ETIMEDOUT, "timed out"),
+}
+
+
+@pytest.mark.parametrize("error", SAID_503.values(), ids=SAID_503)
+@pytest.mark.parametrize("file", [MANIFEST, COMMITTED])
+def test_a_failure_that_passes_makes_no_checkpoint_a_bad_one(where: Url, tmp_path: Path, error: Exception, file: str):
+    save(where, tmp_path, zero, 1)
+    newest = save(where, tmp_path, zero, 1, step=2).name
+    failed = 0
+    for answers_before in range(20):
+        Counted.raising[file] = [None] * answers_before + [error]
+        try:
+            found = newest_good(where)
+        except CheckpointStorage as storage:
+            assert str(error.args[-1]) in str(storage)
+            failed += 1
+        else:
+            assert found is not None
+            assert (found.manifest.name, found.passed_over) == (newest, ())
+            assert Counted.raising[file], "nothing failed, as it is not asked for so often"
+            break
+    assert failed == 3, "two in the listing, and the newest is looked at once"
+
+
+@pytest.mark.parametrize("file", [MANIFEST, COMMITTED, "data-0000.json"])
+def test_a_save_that_is_asked_for_again_removes_nothing_while_the_store_fails(where: Url, tmp_path: Path, file: str):
+    manifest = save(where, tmp_path, zero, 1)
+
+    def again() -> Manifest:
+        return finish(where, version=Version(1), generation=1, world=1, facts=FACTS, timeout_s=0.5)
+
+    for error in SAID_503.values():
+        Counted.raising[file] = [error]
+        with pytest.raises(CheckpointStorage):
+            again()
+        Counted.well()
+        assert verify(where, manifest.name) == ()
+    assert again() == manifest
+
+
+@pytest.mark.parametrize("listed", ["unsized", "stale", "late"])
+def test_a_listing_that_knows_too_little_makes_no_checkpoint_a_bad_one(where: Url, tmp_path: Path, listed: str):
+    name = save(where, tmp_path, zero, 2).name
+    Counted.listed = listed
+    assert looked_at(where, name) == ()
+    with where._fs.open(where._at(name, "data-0000.distcp"), "wb") as there:
+        there.write(b"short")
+    where._fs.rm_file(where._at(name, "data-0001.distcp"))
+    assert [problem.why.split(" bytes")[0] for problem in looked_at(where, name)] == ["has 5", "is missing"]
 
 
 def test_a_store_that_hangs_is_waited_for_until_its_deadline(where: Url, tmp_path: Path):

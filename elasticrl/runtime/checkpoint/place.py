@@ -277,8 +277,9 @@ class Local:
 class Url:
     """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on.
 
-    It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. A store that fails in words of
-    its own is away, as far as anybody here can tell.
+    It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. However a store fails, it is
+    away, as far as anybody here can tell: its libraries have EBUSY, EIO or words of their own for a 503, and none of these
+    says anything of what it holds.
     """
 
     def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
@@ -314,7 +315,7 @@ class Url:
         if not failures:
             raise OSError(errno.ETIMEDOUT, f"there was no answer within {self.answer_s:g} s (checkpoint.answer)")
         error = failures[0]
-        if isinstance(error, FileNotFoundError | NotImplementedError) or (isinstance(error, OSError) and error.errno):
+        if isinstance(error, FileNotFoundError | NotImplementedError) or is_away(error):
             raise error
         raise OSError(errno.ECONNABORTED, f"{type(error).__name__}: {error}") from error
 
@@ -339,11 +340,17 @@ class Url:
             return False
         return True
 
-    def sizes(self, name: str) -> dict[str, int]:
-        """The files of a checkpoint, of which nothing is read."""
+    def sizes(self, name: str) -> dict[str, int | None]:
+        """The files of a checkpoint, of which nothing is read. None: its store does not say in a listing how long they are."""
         self._fs.invalidate_cache()
         listed = self._asked(lambda: self._fs.ls(self._at(name), detail=True))
-        return {str(row["name"]).rsplit("/", 1)[-1]: int(row["size"] or 0) for row in listed}
+        return {str(row["name"]).rsplit("/", 1)[-1]: row.get("size") for row in listed}
+
+    def size(self, name: str, file: str) -> int | None:
+        """The same of one file, of which the store is asked by its name: a listing may be older. FileNotFoundError."""
+        self._fs.invalidate_cache()
+        found: int | None = self._asked(lambda: self._fs.info(self._at(name, file))).get("size")
+        return found
 
     def part(self, name: str, file: str, start: int, stop: int) -> bytes:
         """These bytes of a file; all that it has from a store that gives no parts, which the length tells."""
@@ -433,6 +440,13 @@ def place(where: str | Path, *, answer_s: float = ANSWER_S) -> Place:
 #: What a file server says that is away, as after a loss of power; a disk that has lost what was on it says other things.
 AWAY: Final = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
                          errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED})  # fmt: skip
+
+
+def is_away(error: BaseException) -> bool:
+    """It says that the place is away, and so nothing of what is there."""
+    return isinstance(error, OSError) and error.errno in AWAY
+
+
 UNWRITTEN: Final = (
     "Training goes on and older checkpoints are untouched; the newest commit ages until the place takes files again (free "
     "space, mount options, permissions)."

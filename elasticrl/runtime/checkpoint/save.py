@@ -27,10 +27,10 @@ from elasticrl.runtime.checkpoint.manifest import (
     block_of,
     name_of,
 )
-from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.checkpoint.place import UNWRITTEN, Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, StateError
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointStorage, StateError
 from elasticrl.runtime.vault.layout import Stamp
 from elasticrl.runtime.vault.slots import Pinned
 from elasticrl.runtime.vault.source import merge, shard_of
@@ -188,12 +188,17 @@ def _score(run: object, version: Version) -> float | None:
 
 
 def _already(place: Place, name: str) -> Manifest | None:
-    """A save that is asked for again after it had been published. A published one that is not good is cleared away first."""
+    """A save that is asked for again after it had been published. A published one that is not good is cleared away first.
+    CheckpointStorage where that cannot be told, as the place is away or fails: then it stays.
+    """
     if name not in place.names():
         return None
-    if not verify(place, name):
+    problems = verify(place, name)
+    if not problems:
         place.abandon(name)
         return read_manifest(place, name)
+    if not all(problem.proven for problem in problems):
+        raise CheckpointStorage(f"{problems[0].sentence}. It stays, as nobody knows whether it is good. {UNWRITTEN}")
     place.remove(name)
     return None
 
