@@ -28,6 +28,7 @@ class Counted(MemoryFileSystem):
     parts: ClassVar[str] = "known"  # to be asked for parts: known, ignored or refused
     failing: ClassVar[int] = 0  # answers that are still to fail
     raising: ClassVar[dict[str, list[Exception | None]]] = {}  # by file what reading it raises next; None: it is read
+    short: ClassVar[int] = 0  # answers that lack their last byte
     listed: ClassVar[str] = (
         "whole"  # in a listing: whole, unsized, stale (sizes of before) or late (files are not in it yet)
     )
@@ -54,6 +55,8 @@ class Counted(MemoryFileSystem):
             start = end = None
         data = super().cat_file(path, start, end, **kwargs)
         with cls._lock:
+            if cls.short:
+                cls.short, data = cls.short - 1, data[:-1]
             cls.spans[path.rsplit("/", 1)[-1]].append((start or 0, (start or 0) + len(data)))
         return data
 
@@ -83,7 +86,7 @@ class Counted(MemoryFileSystem):
     def well(cls) -> None:
         """Nothing read, and nothing fails."""
         cls.spans.clear()
-        cls.parts, cls.failing, cls.listed = "known", 0, "whole"
+        cls.parts, cls.failing, cls.short, cls.listed = "known", 0, 0, "whole"
         cls.raising.clear()
         cls.hangs.set()
 

@@ -279,15 +279,17 @@ class Url:
 
     It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. However a store fails, it is
     away, as far as anybody here can tell: its libraries have EBUSY, EIO or words of their own for a 503, and none of these
-    says anything of what it holds.
+    says anything of what it holds. At file:// the kernel's word counts, as in a directory.
     """
 
     def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
         import fsspec  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
         self.url = url
         self.answer_s = answer_s
         self._fs, path = fsspec.core.url_to_fs(url)
+        self._mounted = isinstance(self._fs, LocalFileSystem)
         self._root = str(path).rstrip("/")
 
     def __str__(self) -> str:
@@ -315,7 +317,8 @@ class Url:
         if not failures:
             raise OSError(errno.ETIMEDOUT, f"there was no answer within {self.answer_s:g} s (checkpoint.answer)")
         error = failures[0]
-        if isinstance(error, FileNotFoundError | NotImplementedError) or is_away(error):
+        kernels = self._mounted and isinstance(error, OSError) and error.errno
+        if isinstance(error, FileNotFoundError | NotImplementedError) or is_away(error) or kernels:
             raise error
         raise OSError(errno.ECONNABORTED, f"{type(error).__name__}: {error}") from error
 
