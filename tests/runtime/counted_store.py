@@ -28,6 +28,10 @@ class Counted(MemoryFileSystem):
     parts: ClassVar[str] = "known"  # to be asked for parts: known, ignored or refused
     failing: ClassVar[int] = 0  # answers that are still to fail
     raising: ClassVar[dict[str, list[Exception | None]]] = {}  # by file what reading it raises next; None: it is read
+    asked: ClassVar[list[Any]] = []  # the file systems, in turn
+    clashes: ClassVar[int] = 0  # how often one was asked by two threads at once
+    slow_s: ClassVar[float] = 0.0
+    busy = False
     short: ClassVar[int] = 0  # answers that lack their last byte
     listed: ClassVar[str] = (
         "whole"  # in a listing: whole, unsized, stale (sizes of before) or late (files are not in it yet)
@@ -42,7 +46,19 @@ class Counted(MemoryFileSystem):
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         cls = type(self)
-        cls.hangs.wait(10)
+        with cls._lock:
+            cls.asked.append(self)
+            cls.clashes += self.busy
+        self.busy = True
+        try:
+            cls.hangs.wait(10)
+            time.sleep(cls.slow_s)
+            return self._read(path, start, end, **kwargs)
+        finally:
+            self.busy = False
+
+    def _read(self, path: str, start: int | None, end: int | None, **kwargs: Any) -> bytes:
+        cls = type(self)
         with cls._lock:
             if cls.failing:
                 cls.failing -= 1
@@ -88,6 +104,8 @@ class Counted(MemoryFileSystem):
         cls.spans.clear()
         cls.parts, cls.failing, cls.short, cls.listed = "known", 0, 0, "whole"
         cls.raising.clear()
+        cls.asked.clear()
+        cls.clashes, cls.slow_s = 0, 0.0
         cls.hangs.set()
 
     @classmethod

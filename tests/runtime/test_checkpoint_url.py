@@ -27,7 +27,7 @@ from elasticrl.base.parsed import LARGEST
 from elasticrl.cli import state
 from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.export import export
-from elasticrl.runtime.checkpoint.far import Patience
+from elasticrl.runtime.checkpoint.far import AT_ONCE, Patience
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table, read_tables
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, FileEntry, Manifest, ShardTable
@@ -343,6 +343,28 @@ def test_a_listing_that_knows_too_little_makes_no_checkpoint_a_bad_one(where: Ur
         there.write(b"short")
     where._fs.rm_file(where._at(name, "data-0001.distcp"))
     assert [problem.why.split(" bytes")[0] for problem in looked_at(where, name)] == ["has 5", "is missing"]
+
+
+def test_a_file_system_that_is_not_made_for_threads_is_asked_by_one_at_a_time(where: Url, tmp_path: Path):
+    # As ftp's, which has one connection: answers came to who had asked for something else.
+    name = save(where, tmp_path, fsdp, 8).name
+    source = gang_source(where, name, Patience())
+    Counted.well()
+    Counted.slow_s = 0.01
+    load(source, shards(fsdp, 1)[0])
+    assert Counted.clashes == 0
+    assert 1 < len(set(map(id, Counted.asked))) <= AT_ONCE, "and yet several are at work"
+
+
+def test_a_file_system_that_has_hung_is_not_asked_again(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, zero, 2).name
+    where.read(name, MANIFEST)
+    Counted.asked.clear()
+    with hanging(), pytest.raises(OSError, match="no answer within"):
+        where.read(name, MANIFEST)
+    where.read(name, MANIFEST)
+    hung, other = Counted.asked
+    assert hung is not other, "fsspec calls all of one store equal"
 
 
 def test_a_store_that_hangs_is_waited_for_until_its_deadline(where: Url, tmp_path: Path):
