@@ -30,7 +30,7 @@ from elasticrl.runtime.checkpoint.export import export
 from elasticrl.runtime.checkpoint.far import AT_ONCE, Patience
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table, read_tables
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, FileEntry, Manifest, ShardTable
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, FileEntry, Manifest, Row, ShardTable
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import Url
 from elasticrl.runtime.checkpoint.save import finish, write_shard
@@ -43,6 +43,7 @@ from elasticrl.runtime.restore import patience_s
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused, CheckpointStorage
+from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import Source
 from elasticrl.runtime.vault.version import Version
 
@@ -243,6 +244,34 @@ def test_a_save_waits_for_a_table_that_is_just_being_written(where: Url, tmp_pat
     finish(where, version=Version(1), generation=1, world=2, facts=FACTS, timeout_s=30.0)
     later.join()
     assert verify(where, name) == ()
+
+
+WORD = Piece("m.w", "uint8", (10,), (0,), (10,))
+
+
+@pytest.mark.parametrize(
+    ("raw_at", "nbytes", "piece"),
+    [
+        (-5, 100, WORD),
+        (1 << 70, 100, WORD),
+        (95, 100, WORD),
+        (0, 1 << 61, WORD),
+        (0, 1 << 70, WORD),
+        (0, 100, Piece("m.w", "uint8", (0, 1 << 80), (0, 0), (0, 1 << 80))),
+        (0, 100, Piece("m.w", "float64", (0, 1 << 62, 1 << 62), (0, 0, 0), (0, 1 << 62, 1 << 62))),
+        (0, 100, Piece("m.w", "float64", (1 << 62, 4), (0, 0), (1 << 62, 4))),
+    ],
+)
+def test_numbers_that_no_file_has_are_a_damaged_table(where: Url, raw_at: int, nbytes: int, piece: Piece):
+    data = FileEntry(name="data-0000.distcp", nbytes=nbytes, sha256="a", shard=0)
+    rows = (Row(piece, raw_at, 0, 0),)
+    text = ShardTable(shard=0, node="n0", data=data, rows=rows, values={}, block=1 << 70, sums=("a",)).encode()
+    table = FileEntry(name="data-0000.json", nbytes=len(text), sha256=hashlib.sha256(text).hexdigest(), shard=0)
+    manifest = Manifest(
+        version=Version(1), generation=1, world=1, parent=None, facts=FACTS, contents={}, files=(data, table)
+    )
+    with pytest.raises(CheckpointCorrupt, match=r"data-0000"):
+        far_source(where, manifest, {0: text}, Patience())
 
 
 def test_a_table_that_is_not_the_manifests_is_refused(where: Url, tmp_path: Path):

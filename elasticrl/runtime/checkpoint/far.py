@@ -80,7 +80,11 @@ class FarFile:
         self._there: set[int] = set()
         size = table.data.nbytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE  # what is not read takes no memory
-        self.memory: Any = mmap.mmap(-1, size, flags=flags) if size else bytearray()
+        try:
+            self.memory: Any = mmap.mmap(-1, size, flags=flags) if size else bytearray()
+        except (OSError, ValueError, OverflowError) as error:
+            why = f"has {size} bytes by its table, for which there is no room in memory ({error})"
+            raise CheckpointCorrupt(self._sentence(why)) from error
 
     def lacking(self, spans: Iterable[Span]) -> Iterator[_Range]:
         """The requests for what is not here yet of these bytes."""

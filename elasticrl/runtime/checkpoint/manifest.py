@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticrl.base.parsed import parsed
 from elasticrl.runtime.vault.errors import CheckpointCorrupt
-from elasticrl.runtime.vault.piece import Piece
+from elasticrl.runtime.vault.piece import MOST, Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
 FORMAT = 2
@@ -97,9 +97,16 @@ class FileEntry:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise ValueError(f"{name!r} is no file of a checkpoint")
         return cls(
-            name=name, nbytes=int(row["nbytes"]), sha256=str(row["sha256"]), shard=None if shard is None else int(shard),
+            name=name, nbytes=_natural(row["nbytes"]), sha256=str(row["sha256"]), shard=None if shard is None else int(shard),
             node=str(row.get("node", "")),
         )  # fmt: skip
+
+
+def _natural(number: object) -> int:
+    """A place in a file, or its length; ValueError if no file has it."""
+    if not isinstance(number, int) or not 0 <= number < MOST:
+        raise ValueError(f"{number!r} is no place in a file")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ class Row:
     @classmethod
     def from_json(cls, row: list[Any]) -> "Row":
         """The reverse of `to_json`."""
-        raw_at, blob_at, blob_bytes = map(int, row[5:])
+        raw_at, blob_at, blob_bytes = map(_natural, row[5:])
         return cls(Piece.from_json(row[:5]), raw_at, blob_at, blob_bytes)
 
 
