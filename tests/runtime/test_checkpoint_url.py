@@ -59,7 +59,7 @@ TOTAL = ROWS * 4 * sum(prod(shape) for _, shape in SHAPES)
 def where() -> Iterator[Url]:
     """An empty store."""
     Counted.fresh()
-    yield Url("counted://bucket/run", answer_s=0.5)
+    yield Url("counted://bucket/run", answer_s=0.5, wait_s=0.0)
     Counted.fresh()
 
 
@@ -188,6 +188,21 @@ def test_an_export_reads_the_model_and_not_its_moments(where: Url, tmp_path: Pat
     Counted.well()
     export(where, name, tmp_path / "out")
     assert Counted.data() < 1.3 * TOTAL / ROWS
+
+
+def test_an_export_asks_a_store_again_that_fails_meanwhile(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, fsdp, 2).name
+    Counted.raising["data-0001.json"] = [OSError(errno.EBUSY, "SlowDown")]
+    Counted.raising["data-0001.distcp"] = [OSError(errno.EBUSY, "SlowDown")]
+    export(Url(where.url), name, tmp_path / "out")
+    assert not any(Counted.raising.values())
+
+
+def test_how_long_an_export_waits_for_a_store_is_what_the_configuration_says():
+    plain = {"job": {"name": "j"}, "node": {"name": "n0"}, "checkpoint": {"answer": 7, "wait": 11}}
+    place = state.place_of("counted://bucket/run", Tree.model_validate(plain))
+    assert isinstance(place, Url)
+    assert (place.answer_s, place.wait_s) == (7.0, 11.0)
 
 
 def test_an_export_steps_back_from_a_changed_block(where: Url, tmp_path: Path):

@@ -29,7 +29,7 @@ from elasticrl.runtime.vault.source import Shard, Source, tensor_at
 
 def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
     """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one. At a URL it is
-    read as far as it is used, and what is read is checked.
+    read as far as it is used, and what is read is checked; while its store fails it is asked again, for `place.wait_s`.
     """
     if check and (problems := looked_at(place, name)):
         raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
@@ -37,8 +37,8 @@ def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
     refuse_part(place, manifest)
     with explained(f"Loading {name}", place, UNREAD):
         if isinstance(place, Url):
-            texts = read_tables(place, manifest, manifest.shards, Patience())
-            return far_source(place, manifest, texts, Patience())
+            patience = Patience(wait_s=place.wait_s)
+            return far_source(place, manifest, read_tables(place, manifest, manifest.shards, patience), patience)
         return Source(open_shards(place, manifest), name=f"checkpoint {name}")
 
 

@@ -29,6 +29,7 @@ STAGING = ".saving-"
 TRASH = ".removing-"
 SMALL = 1 << 14  # bytes
 ANSWER_S = 60.0  # for one answer of a store at a URL, where no configuration says it (checkpoint.answer)
+WAIT_S = 180.0  # for which it is asked again while it fails, likewise (checkpoint.wait)
 
 _T = TypeVar("_T")
 
@@ -287,12 +288,13 @@ class Url:
     connection, each question has one to itself, and one that has failed is not asked again.
     """
 
-    def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, url: str, *, answer_s: float = ANSWER_S, wait_s: float = WAIT_S) -> None:
         import fsspec  # type: ignore[import-untyped]
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
         self.url = url
         self.answer_s = answer_s
+        self.wait_s = wait_s  # for who opens a checkpoint alone
         self._fs, path = fsspec.core.url_to_fs(url)
         self._another = partial(fsspec.core.url_to_fs, url, skip_instance_cache=True)
         self._idle: deque[Any] = deque()  # file systems like it that nobody is asking
@@ -472,9 +474,9 @@ def _listed(fs: Any, path: str, *, detail: bool) -> Any:
     return fs.ls(path, detail=detail)
 
 
-def place(where: str | Path, *, answer_s: float = ANSWER_S) -> Place:
-    """A directory, or a URL, whose store has so long for an answer."""
-    return Url(str(where), answer_s=answer_s) if "://" in str(where) else Local(Path(where))
+def place(where: str | Path, *, answer_s: float = ANSWER_S, wait_s: float = WAIT_S) -> Place:
+    """A directory, or a URL, whose store has so long for an answer, and is asked again for so long while it fails."""
+    return Url(str(where), answer_s=answer_s, wait_s=wait_s) if "://" in str(where) else Local(Path(where))
 
 
 #: What a file server says that is away, as after a loss of power; a disk that has lost what was on it says other things.
