@@ -32,7 +32,7 @@ from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table, read_tables
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, FileEntry, Manifest, Row, ShardTable
 from elasticrl.runtime.checkpoint.parts import Parts
-from elasticrl.runtime.checkpoint.place import Url
+from elasticrl.runtime.checkpoint.place import Local, Place, Url
 from elasticrl.runtime.checkpoint.save import finish, write_shard
 from elasticrl.runtime.checkpoint.shelf import looked_at, mark_committed, newest_good, prune, read_manifest, verify
 from elasticrl.runtime.fetched import open_together
@@ -95,7 +95,7 @@ def numbers(piece: Range, row: int) -> torch.Tensor:
     return torch.arange(piece.start, piece.stop) + 100_000.0 * row + 7_000_000.0 * sum(map(ord, piece.name))
 
 
-def save(where: Url, folder: Path, cut: Cut, world: int, *, step: int = 1) -> Manifest:
+def save(where: Place, folder: Path, cut: Cut, world: int, *, step: int = 1) -> Manifest:
     """A checkpoint of `world` ranks."""
     for rank, shard in enumerate(shards(cut, world)):
         shard.version = 41
@@ -308,6 +308,22 @@ def test_of_a_store_that_gives_no_parts_each_file_is_read_once(where: Url, tmp_p
     assert Counted.data() == sum(
         file.nbytes for file in manifest.files if file.name.endswith("distcp") and file.shard is not None
     )
+
+
+def test_a_checkpoint_of_a_disk_has_no_sums_of_blocks_and_at_a_url_is_read_file_by_file(where: Url, tmp_path: Path):
+    disk = Local(tmp_path / "disk")
+    manifest = save(disk, tmp_path, zero, 2)
+    for file in sorted((tmp_path / "disk" / manifest.name).iterdir()):
+        where.put(manifest.name, file.name, file.read_bytes())
+    table = ShardTable.decode(read_table(where, manifest, 0), "it")
+    assert (table.block, table.sums) == (0, ())
+    one, other = shards(zero, 2)
+    Counted.well()
+    load(open_checkpoint(where, manifest.name), one)
+    assert Counted.data() == table.data.nbytes, "its own file, once"
+    Counted.flip(manifest.name, "data-0001.distcp", 5)
+    with pytest.raises(CheckpointCorrupt, match=r"data-0001\.distcp \(shard 1, written by n01\) was changed"):
+        load(open_checkpoint(where, manifest.name), other)
 
 
 def gang_source(where: Url, name: str, patience: Patience) -> Source:

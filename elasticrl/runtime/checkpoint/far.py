@@ -74,7 +74,7 @@ class FarFile:
     """One data file, of which blocks come."""
 
     def __init__(self, place: Url, name: str, table: ShardTable) -> None:
-        self.table = table
+        self.table = table = table.in_blocks()
         self.in_parts = True  # as far as anybody knows yet
         self._place, self._name = place, name
         self._there: set[int] = set()

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elasticrl.base.parsed import parsed
@@ -141,8 +141,10 @@ class ShardTable:
     data: FileEntry
     rows: tuple[Row, ...]
     values: Mapping[str, Any]
-    block: int  # bytes
-    sums: tuple[str, ...]  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
+    block: int = 0  # bytes; 0: it has no checksums of blocks, as on a disk, but for that of the whole
+    sums: tuple[
+        str, ...
+    ] = ()  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
 
     def encode(self) -> bytes:
         """The document."""
@@ -156,6 +158,14 @@ class ShardTable:
                 "block": self.block,
                 "sums": self.sums,
             }
+        )
+
+    def in_blocks(self) -> "ShardTable":
+        """The same, of one block if it has none: a checkpoint of a disk that was copied to a URL is read file by file."""
+        return (
+            self
+            if self.block
+            else replace(self, block=max(1, self.data.nbytes), sums=(self.data.sha256,) if self.data.nbytes else ())
         )
 
     @classmethod
@@ -172,7 +182,8 @@ class ShardTable:
                 block=int(body["block"]),
                 sums=tuple(map(str, body["sums"])),
             )
-            if table.block < 1 or len(table.sums) != -(-table.data.nbytes // table.block):
+            blocks = -(-table.data.nbytes // table.block) if table.block else 0
+            if table.block < 0 or len(table.sums) != blocks:
                 raise ValueError(f"{len(table.sums)} checksums of blocks of {table.block} bytes")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
