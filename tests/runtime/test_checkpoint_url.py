@@ -30,7 +30,16 @@ from elasticrl.runtime.checkpoint.export import export
 from elasticrl.runtime.checkpoint.far import AT_ONCE, Patience
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table, read_tables
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, FileEntry, Manifest, Row, ShardTable
+from elasticrl.runtime.checkpoint.manifest import (
+    COMMITTED,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    Row,
+    ShardTable,
+    seal,
+    unseal,
+)
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import Local, Place, Url
 from elasticrl.runtime.checkpoint.save import finish, write_shard
@@ -392,6 +401,11 @@ def test_a_save_that_is_asked_for_again_removes_nothing_while_the_store_fails(wh
         Counted.well()
         assert verify(where, manifest.name) == ()
     assert again() == manifest
+    text = where.read(manifest.name, MANIFEST)
+    where.put(manifest.name, MANIFEST, seal({**unseal(text, "it"), "format": 1}))
+    with pytest.raises(CheckpointRefused, match="has format 1"):
+        again()
+    assert where.names() == [manifest.name]
 
 
 @pytest.mark.parametrize("listed", ["unsized", "stale", "late"])

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elasticrl.base.parsed import parsed
-from elasticrl.runtime.vault.errors import CheckpointCorrupt
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
 from elasticrl.runtime.vault.piece import MOST, Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
@@ -249,12 +249,12 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes, where: str) -> "Manifest":
-        """The reverse; CheckpointCorrupt names `where`."""
+        """The reverse; CheckpointCorrupt names `where`, and CheckpointRefused too where it is whole and of another format."""
         body = unseal(text, where)
         if body.get("format") != FORMAT:
-            raise CheckpointCorrupt(
-                f"{where} has format {body.get('format')!r} and this version reads {FORMAT}. "
-                "Load it with the version that wrote it."
+            raise CheckpointRefused(
+                f"{where} has format {body.get('format')!r} and this version reads {FORMAT}. It is not damaged: go on from it "
+                "with the version that wrote it, or begin anew in another place (checkpoint.dir)."
             )
         try:
             return cls(

@@ -190,10 +190,13 @@ def _score(run: object, version: Version) -> float | None:
 
 def _already(place: Place, name: str) -> Manifest | None:
     """A save that is asked for again after it had been published. A published one that is not good is cleared away first.
-    CheckpointStorage where that cannot be told, as the place is away or fails: then it stays.
+    CheckpointStorage where that cannot be told, as the place is away or fails, CheckpointRefused where another version wrote
+    it: then it stays.
     """
     if name not in place.names():
         return None
+    with suppress(CheckpointCorrupt):
+        read_manifest(place, name)
     problems = verify(place, name)
     if not problems:
         place.abandon(name)

@@ -14,7 +14,7 @@ from typing import Final
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, FileEntry, Manifest, parse_name
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, UNREAD, Place, Url, explained, is_away
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused
 from elasticrl.runtime.vault.version import Version
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -34,6 +34,7 @@ class Entry:
     committed: bool
     manifest: Manifest | None = None
     problem: str = ""
+    foreign: bool = False  # it is whole, and of another version's format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,11 @@ def listing(place: Place) -> tuple[Entry, ...]:
             parsed = parse_name(name)
             assert parsed is not None
             version, generation = parsed
-            manifest, problem = None, ""
+            manifest, problem, foreign = None, "", False
             try:
                 manifest = read_manifest(place, name)
-            except CheckpointCorrupt as error:
-                problem = str(error)
+            except (CheckpointCorrupt, CheckpointRefused) as error:
+                problem, foreign = str(error), isinstance(error, CheckpointRefused)
             entries.append(
                 Entry(
                     name=name,
@@ -87,13 +88,16 @@ def listing(place: Place) -> tuple[Entry, ...]:
                     committed=_is_committed(place, name),
                     manifest=manifest,
                     problem=problem,
+                    foreign=foreign,
                 )
             )
     return tuple(sorted(entries, key=lambda e: (e.version, e.generation), reverse=True))
 
 
 def read_manifest(place: Place, name: str) -> Manifest:
-    """One checkpoint's manifest; CheckpointCorrupt if it is missing, torn, changed or another one's."""
+    """One checkpoint's manifest; CheckpointCorrupt if it is missing, torn, changed or another one's, CheckpointRefused if it is
+    of another format.
+    """
     return _manifest(place, name)[0]
 
 
@@ -138,7 +142,7 @@ def looked_at(place: Place, name: str) -> tuple[Problem, ...]:
 def _verified(place: Place, name: str, amiss: Callable[[FileEntry], str]) -> tuple[Problem, ...]:
     try:
         manifest, text = _manifest(place, name)
-    except CheckpointCorrupt as error:
+    except (CheckpointCorrupt, CheckpointRefused) as error:
         return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
     problems = [
         Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why)
@@ -190,7 +194,8 @@ def newest_good(
     """The newest checkpoint whose every byte is what was written. None if there is none. At a URL no data is read: there the
     one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block.
 
-    CheckpointStorage if the place is away: then nothing is known of any.
+    CheckpointStorage if the place is away: then nothing is known of any. CheckpointRefused if it is of another version's
+    format: no older one is taken in its place.
 
     Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
     also takes what was saved but never committed: for a run without a daemon, whose checkpoints nobody but itself commits, and
@@ -200,6 +205,8 @@ def newest_good(
     for entry in listing(place):
         if not (entry.committed or entry.name == commit or uncommitted):
             continue
+        if entry.foreign:
+            raise CheckpointRefused(f"This version cannot go on from what is at {place}: {entry.problem}")
         sentence = entry.problem or damaged.get(entry.name, "")
         if not sentence:
             problems = looked_at(place, entry.name)
@@ -402,7 +409,7 @@ def prune(
         gone = prunable(
             place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, generation=generation, commit=commit
         )
-    except CheckpointCorrupt:
+    except (CheckpointCorrupt, CheckpointRefused):
         return ()
     clear(place, gone)
     return gone
