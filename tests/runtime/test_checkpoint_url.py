@@ -408,6 +408,20 @@ def test_a_save_that_is_asked_for_again_removes_nothing_while_the_store_fails(wh
     assert where.names() == [manifest.name]
 
 
+def test_a_save_that_is_asked_for_again_removes_nothing_that_just_cannot_be_read(tmp_path: Path):
+    disk = Local(tmp_path / "disk")
+    manifest = save(disk, tmp_path, zero, 1)
+    file = tmp_path / "disk" / manifest.name / "data-0000.distcp"
+    data = file.read_bytes()
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # opens, and reads as a bad sector does
+    with pytest.raises(CheckpointStorage, match=r"data-0000\.distcp .* cannot be read \(.*It stays"):
+        finish(disk, version=Version(1), generation=1, world=1, facts=FACTS, timeout_s=0.5)
+    file.unlink()
+    file.write_bytes(data)
+    assert verify(disk, manifest.name) == ()
+
+
 @pytest.mark.parametrize("listed", ["unsized", "stale", "late"])
 def test_a_listing_that_knows_too_little_makes_no_checkpoint_a_bad_one(where: Url, tmp_path: Path, listed: str):
     name = save(where, tmp_path, zero, 2).name
