@@ -19,6 +19,7 @@ from elasticrl.cli.render import size
 from elasticrl.report.table import table
 
 if TYPE_CHECKING:
+    from elasticrl.config import Tree
     from elasticrl.runtime.checkpoint.manifest import Manifest
     from elasticrl.runtime.checkpoint.place import Place
     from elasticrl.runtime.checkpoint.shelf import Entry
@@ -313,7 +314,7 @@ def checkpoint_export(
         tree = None if config is None else load(config)
     except ConfigError as error:
         refuse(str(error))
-    place = place_of(where)
+    place = place_of(where, tree)
 
     def exported(name: str) -> tuple[Path, ...]:
         from elasticrl.runtime.checkpoint.export import export
@@ -395,12 +396,16 @@ def there() -> Iterator[None]:
         raise typer.Exit(Exit.FAILED) from None
 
 
-def place_of(where: str) -> "Place":
-    """The place that holds the checkpoints of what was named: itself, its `checkpoints`, or the only one below it."""
+def place_of(where: str, tree: "Tree | None" = None) -> "Place":
+    """The place that holds the checkpoints of what was named: itself, its `checkpoints`, or the only one below it. The job's
+    configuration says how long the store at a URL is waited for.
+    """
     from elasticrl.runtime.checkpoint.place import place
 
     if "://" in where:
-        return place(where)
+        if tree is None:
+            return place(where)
+        return place(where, answer_s=tree.checkpoint.answer_s, wait_s=tree.checkpoint.wait_s)
     root = Path(where)
     if not root.is_dir():
         refuse(f"{root} is not a directory: name a run's directory, a checkpoint directory or a URL")

@@ -167,8 +167,13 @@ def exchange(gang: Ranks, words: Any) -> list[Any]:
 
 def _told(gang: Ranks, words: Any, speaker: int) -> Any:
     """What rank `speaker` says, as JSON. Collective."""
+    return parsed(told_bytes(gang, json.dumps(words).encode(), speaker))
+
+
+def told_bytes(gang: Ranks, mine: bytes, speaker: int) -> bytes:
+    """The bytes of rank `speaker`, one at least; those of the others are not looked at. Collective."""
     device = _device(gang)
-    said = _written(words).to(device)
+    said = torch.frombuffer(bytearray(mine or b"-"), dtype=torch.uint8).to(device)
     size = torch.tensor([said.numel()], device=device)
     dist.broadcast(size, group=gang.group, group_src=speaker)
     settle(gang.group)
@@ -176,7 +181,7 @@ def _told(gang: Ranks, words: Any, speaker: int) -> Any:
         said = torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(said, group=gang.group, group_src=speaker)
     settle(gang.group)
-    return parsed(said.cpu().numpy().tobytes())
+    return bytes(said.cpu().numpy().tobytes())
 
 
 def _written(words: Any) -> torch.Tensor:

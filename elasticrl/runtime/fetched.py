@@ -6,14 +6,10 @@ the blocks that it needs. What any of them found is known to all before anybody 
 
 from __future__ import annotations
 
-from functools import partial
-from threading import Event
 from typing import TYPE_CHECKING
 
-from elasticrl.runtime.agree import exchange
-from elasticrl.runtime.checkpoint.far import again
-from elasticrl.runtime.checkpoint.load import far_source, read_table
-from elasticrl.runtime.checkpoint.place import UNREAD, explained
+from elasticrl.runtime.agree import exchange, told_bytes
+from elasticrl.runtime.checkpoint.load import far_source, read_tables, refuse_part
 from elasticrl.runtime.vault.errors import BlockCorrupt, CheckpointCorrupt, CheckpointStorage
 
 if TYPE_CHECKING:
@@ -34,22 +30,19 @@ def open_together(
 ) -> Source:
     """The checkpoint as a source in which the pieces that this rank chooses are here, and checked. Collective.
 
-    Where any rank found a changed byte all raise BlockCorrupt; CheckpointStorage where the store failed any of them.
+    Where any rank found a changed byte all raise BlockCorrupt; CheckpointStorage where the store failed any of them. While one
+    waits for the store the others wait for it in a collective, so its patience has to end before theirs.
     """
+    refuse_part(place, manifest)
     words: dict[str, str] = {}
     texts: dict[int, bytes] = {}
     try:
-        with explained(f"Loading {manifest.name}", place, UNREAD):
-            for shard in manifest.shards[gang.rank :: gang.world]:
-                texts[shard] = again(partial(read_table, place, manifest, shard), patience, Event())
-        words = {str(shard): text.decode() for shard, text in texts.items()}
-    except UnicodeDecodeError as error:
-        words = {BAD: f"{manifest.name}: a table is no text ({error}): it was changed."}
+        texts = read_tables(place, manifest, manifest.shards[gang.rank :: gang.world], patience)
     except (CheckpointCorrupt, CheckpointStorage) as error:
         words = _said(error)
-    rows = exchange(gang, words)
-    _judge(rows)
-    told = {int(shard): text.encode() for row in rows for shard, text in row.items()}
+    _judge(exchange(gang, words))
+    # One by one, as bytes: together they may be longer than one message of words may be.
+    told = {shard: told_bytes(gang, texts.get(shard, b""), at % gang.world) for at, shard in enumerate(manifest.shards)}
     try:
         source = far_source(place, manifest, told, patience)  # here all find the same
     except CheckpointCorrupt as error:

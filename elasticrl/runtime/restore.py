@@ -27,6 +27,7 @@ from elasticrl.runtime.vault.version import grow
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from elasticrl.config import Tree
     from elasticrl.runtime.agree import Agreed
     from elasticrl.runtime.generation import Generation
     from elasticrl.runtime.keeper import Keeper
@@ -63,6 +64,14 @@ def restore(
     sealing = Sealing(generation, keeper, given, progress, sealed, agreed)
     mark("digest")
     return sealing
+
+
+def patience_s(tree: Tree) -> float:
+    """For how long one rank may ask a store that fails, while the others wait for it in a collective: what it asks first and
+    last may hang until their deadlines, and a quarter of the time is left.
+    """
+    room_s = 0.75 * tree.timeouts.collective_s - 2 * tree.checkpoint.answer_s
+    return max(0.0, min(tree.checkpoint.wait_s, room_s))
 
 
 class _Fill:
@@ -181,7 +190,7 @@ class _Fill:
             self.generation.flag.check("reading a checkpoint")
             self.worker.beat.still()  # the store has a deadline of its own for each answer
 
-        patience = Patience(wait_s=self.worker.context.tree.checkpoint.wait_s, check=check)
+        patience = Patience(wait_s=patience_s(self.worker.context.tree), check=check)
         return open_together(place, manifest, self.generation.gang, choose, patience)
 
     def _begin_keeping(self, facts: Conditions) -> None:

@@ -27,6 +27,15 @@ class Counted(MemoryFileSystem):
     spans: ClassVar[dict[str, list[Span]]] = defaultdict(list)  # what was read, by file
     parts: ClassVar[str] = "known"  # to be asked for parts: known, ignored or refused
     failing: ClassVar[int] = 0  # answers that are still to fail
+    raising: ClassVar[dict[str, list[Exception | None]]] = {}  # by file what reading it raises next; None: it is read
+    asked: ClassVar[list[Any]] = []  # the file systems, in turn
+    clashes: ClassVar[int] = 0  # how often one was asked by two threads at once
+    slow_s: ClassVar[float] = 0.0
+    busy = False
+    short: ClassVar[int] = 0  # answers that lack their last byte
+    listed: ClassVar[str] = (
+        "whole"  # in a listing: whole, unsized, stale (sizes of before) or late (files are not in it yet)
+    )
     hangs: ClassVar[threading.Event] = threading.Event()  # set: it answers
     hangs.set()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -37,22 +46,48 @@ class Counted(MemoryFileSystem):
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         cls = type(self)
-        cls.hangs.wait(10)
+        with cls._lock:
+            cls.asked.append(self)
+            cls.clashes += self.busy
+        self.busy = True
+        try:
+            cls.hangs.wait(10)
+            time.sleep(cls.slow_s)
+            return self._read(path, start, end, **kwargs)
+        finally:
+            self.busy = False
+
+    def _read(self, path: str, start: int | None, end: int | None, **kwargs: Any) -> bytes:
+        cls = type(self)
         with cls._lock:
             if cls.failing:
                 cls.failing -= 1
                 raise Trouble("503 slow down")
+            if (due := cls.raising.get(path.rsplit("/", 1)[-1])) and (error := due.pop(0)):
+                raise error
         if start is not None and cls.parts == "refused":
             raise NotImplementedError
         if cls.parts != "known":
             start = end = None
         data = super().cat_file(path, start, end, **kwargs)
         with cls._lock:
+            if cls.short:
+                cls.short, data = cls.short - 1, data[:-1]
             cls.spans[path.rsplit("/", 1)[-1]].append((start or 0, (start or 0) + len(data)))
         return data
 
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        found = super().ls(path, detail=detail, **kwargs)
+        if not detail or self.listed == "whole":
+            return found
+        if self.listed == "late":
+            return [row for row in found if not _is_data(row["name"].rsplit("/", 1)[-1])]
+        return [{**row, "size": None if self.listed == "unsized" else 7} for row in found]
+
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode == "rb":  # all of it, as far as anybody here can tell
+            if (due := self.raising.get(path.rsplit("/", 1)[-1])) and (error := due.pop(0)):
+                raise error
             self.spans[path.rsplit("/", 1)[-1]].append((0, self.size(path)))
         return super()._open(path, mode, **kwargs)
 
@@ -67,7 +102,10 @@ class Counted(MemoryFileSystem):
     def well(cls) -> None:
         """Nothing read, and nothing fails."""
         cls.spans.clear()
-        cls.parts, cls.failing = "known", 0
+        cls.parts, cls.failing, cls.short, cls.listed = "known", 0, 0, "whole"
+        cls.raising.clear()
+        cls.asked.clear()
+        cls.clashes, cls.slow_s = 0, 0.0
         cls.hangs.set()
 
     @classmethod

@@ -1,13 +1,17 @@
 """Checkpoints at a URL: what is read of them, by a store that counts; and what becomes of a store that fails."""
 
+import errno
+import hashlib
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,22 +23,36 @@ from gang_kit import Nodes, digests
 from state_jobs import FACTS, Job, pinned, same, snapshots
 from typer.testing import CliRunner
 
+from elasticrl.base.parsed import LARGEST
 from elasticrl.cli import state
+from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.export import export
-from elasticrl.runtime.checkpoint.far import Patience
+from elasticrl.runtime.checkpoint.far import AT_ONCE, Patience
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table
-from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Manifest
+from elasticrl.runtime.checkpoint.load import far_source, open_checkpoint, read_table, read_tables
+from elasticrl.runtime.checkpoint.manifest import (
+    COMMITTED,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    Row,
+    ShardTable,
+    seal,
+    unseal,
+)
 from elasticrl.runtime.checkpoint.parts import Parts
-from elasticrl.runtime.checkpoint.place import Url
+from elasticrl.runtime.checkpoint.place import Local, Place, Url
 from elasticrl.runtime.checkpoint.save import finish, write_shard
 from elasticrl.runtime.checkpoint.shelf import looked_at, mark_committed, newest_good, prune, read_manifest, verify
+from elasticrl.runtime.fetched import open_together
 from elasticrl.runtime.layout import Layout, buckets, striped, up
 from elasticrl.runtime.layout import Piece as Range
 from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.restore import patience_s
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.vault.client import Vault
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointStorage
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused, CheckpointStorage
+from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import Source
 from elasticrl.runtime.vault.version import Version
 
@@ -50,7 +68,7 @@ TOTAL = ROWS * 4 * sum(prod(shape) for _, shape in SHAPES)
 def where() -> Iterator[Url]:
     """An empty store."""
     Counted.fresh()
-    yield Url("counted://bucket/run", answer_s=0.5)
+    yield Url("counted://bucket/run", answer_s=0.5, wait_s=0.0)
     Counted.fresh()
 
 
@@ -86,7 +104,7 @@ def numbers(piece: Range, row: int) -> torch.Tensor:
     return torch.arange(piece.start, piece.stop) + 100_000.0 * row + 7_000_000.0 * sum(map(ord, piece.name))
 
 
-def save(where: Url, folder: Path, cut: Cut, world: int, *, step: int = 1) -> Manifest:
+def save(where: Place, folder: Path, cut: Cut, world: int, *, step: int = 1) -> Manifest:
     """A checkpoint of `world` ranks."""
     for rank, shard in enumerate(shards(cut, world)):
         shard.version = 41
@@ -181,6 +199,21 @@ def test_an_export_reads_the_model_and_not_its_moments(where: Url, tmp_path: Pat
     assert Counted.data() < 1.3 * TOTAL / ROWS
 
 
+def test_an_export_asks_a_store_again_that_fails_meanwhile(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, fsdp, 2).name
+    Counted.raising["data-0001.json"] = [OSError(errno.EBUSY, "SlowDown")]
+    Counted.raising["data-0001.distcp"] = [OSError(errno.EBUSY, "SlowDown")]
+    export(Url(where.url), name, tmp_path / "out")
+    assert not any(Counted.raising.values())
+
+
+def test_how_long_an_export_waits_for_a_store_is_what_the_configuration_says():
+    plain = {"job": {"name": "j"}, "node": {"name": "n0"}, "checkpoint": {"answer": 7, "wait": 11}}
+    place = state.place_of("counted://bucket/run", Tree.model_validate(plain))
+    assert isinstance(place, Url)
+    assert (place.answer_s, place.wait_s) == (7.0, 11.0)
+
+
 def test_an_export_steps_back_from_a_changed_block(where: Url, tmp_path: Path):
     good, flipped = (save(where, tmp_path, fsdp, 2, step=step).name for step in (1, 2))
     Counted.flip(flipped, "data-0000.distcp", 3 * BLOCK)
@@ -237,6 +270,34 @@ def test_a_save_waits_for_a_table_that_is_just_being_written(where: Url, tmp_pat
     assert verify(where, name) == ()
 
 
+WORD = Piece("m.w", "uint8", (10,), (0,), (10,))
+
+
+@pytest.mark.parametrize(
+    ("raw_at", "nbytes", "piece"),
+    [
+        (-5, 100, WORD),
+        (1 << 70, 100, WORD),
+        (95, 100, WORD),
+        (0, 1 << 61, WORD),
+        (0, 1 << 70, WORD),
+        (0, 100, Piece("m.w", "uint8", (0, 1 << 80), (0, 0), (0, 1 << 80))),
+        (0, 100, Piece("m.w", "float64", (0, 1 << 62, 1 << 62), (0, 0, 0), (0, 1 << 62, 1 << 62))),
+        (0, 100, Piece("m.w", "float64", (1 << 62, 4), (0, 0), (1 << 62, 4))),
+    ],
+)
+def test_numbers_that_no_file_has_are_a_damaged_table(where: Url, raw_at: int, nbytes: int, piece: Piece):
+    data = FileEntry(name="data-0000.distcp", nbytes=nbytes, sha256="a", shard=0)
+    rows = (Row(piece, raw_at, 0, 0),)
+    text = ShardTable(shard=0, node="n0", data=data, rows=rows, values={}, block=1 << 70, sums=("a",)).encode()
+    table = FileEntry(name="data-0000.json", nbytes=len(text), sha256=hashlib.sha256(text).hexdigest(), shard=0)
+    manifest = Manifest(
+        version=Version(1), generation=1, world=1, parent=None, facts=FACTS, contents={}, files=(data, table)
+    )
+    with pytest.raises(CheckpointCorrupt, match=r"data-0000"):
+        far_source(where, manifest, {0: text}, Patience())
+
+
 def test_a_table_that_is_not_the_manifests_is_refused(where: Url, tmp_path: Path):
     manifest = save(where, tmp_path, zero, 2)
     other = save(where, tmp_path, fsdp, 2, step=2)
@@ -256,6 +317,22 @@ def test_of_a_store_that_gives_no_parts_each_file_is_read_once(where: Url, tmp_p
     assert Counted.data() == sum(
         file.nbytes for file in manifest.files if file.name.endswith("distcp") and file.shard is not None
     )
+
+
+def test_a_checkpoint_of_a_disk_has_no_sums_of_blocks_and_at_a_url_is_read_file_by_file(where: Url, tmp_path: Path):
+    disk = Local(tmp_path / "disk")
+    manifest = save(disk, tmp_path, zero, 2)
+    for file in sorted((tmp_path / "disk" / manifest.name).iterdir()):
+        where.put(manifest.name, file.name, file.read_bytes())
+    table = ShardTable.decode(read_table(where, manifest, 0), "it")
+    assert (table.block, table.sums) == (0, ())
+    one, other = shards(zero, 2)
+    Counted.well()
+    load(open_checkpoint(where, manifest.name), one)
+    assert Counted.data() == table.data.nbytes, "its own file, once"
+    Counted.flip(manifest.name, "data-0001.distcp", 5)
+    with pytest.raises(CheckpointCorrupt, match=r"data-0001\.distcp \(shard 1, written by n01\) was changed"):
+        load(open_checkpoint(where, manifest.name), other)
 
 
 def gang_source(where: Url, name: str, patience: Patience) -> Source:
@@ -280,6 +357,104 @@ def test_a_store_that_fails_is_asked_again_and_not_for_ever(where: Url, tmp_path
     load(source, other)
 
 
+SAID_503 = {  # by the libraries of stores
+    "s3fs": OSError(errno.EBUSY, "SlowDown"),
+    "s3fs, 500": OSError(errno.EREMOTEIO, "InternalError"),
+    "s3fs, unknown": OSError(errno.EIO, "an error that is not known"),
+    "forbidden for a moment": PermissionError(errno.EACCES, "the token has expired"),
+    "words": RuntimeError("connection reset"),
+    "late": TimeoutError(errno.ETIMEDOUT, "timed out"),
+}
+
+
+@pytest.mark.parametrize("error", SAID_503.values(), ids=SAID_503)
+@pytest.mark.parametrize("file", [MANIFEST, COMMITTED])
+def test_a_failure_that_passes_makes_no_checkpoint_a_bad_one(where: Url, tmp_path: Path, error: Exception, file: str):
+    save(where, tmp_path, zero, 1)
+    newest = save(where, tmp_path, zero, 1, step=2).name
+    failed = 0
+    for answers_before in range(20):
+        Counted.raising[file] = [None] * answers_before + [error]
+        try:
+            found = newest_good(where)
+        except CheckpointStorage:
+            failed += 1
+        else:
+            assert found is not None
+            assert (found.manifest.name, found.passed_over) == (newest, ())
+            assert Counted.raising[file], "nothing failed, as it is not asked for so often"
+            break
+    assert failed == 3, "two in the listing, and the newest is looked at once"
+
+
+@pytest.mark.parametrize("file", [MANIFEST, COMMITTED, "data-0000.json"])
+def test_a_save_that_is_asked_for_again_removes_nothing_while_the_store_fails(where: Url, tmp_path: Path, file: str):
+    manifest = save(where, tmp_path, zero, 1)
+
+    def again() -> Manifest:
+        return finish(where, version=Version(1), generation=1, world=1, facts=FACTS, timeout_s=0.5)
+
+    for error in SAID_503.values():
+        Counted.raising[file] = [error]
+        with pytest.raises(CheckpointStorage):
+            again()
+        Counted.well()
+        assert verify(where, manifest.name) == ()
+    assert again() == manifest
+    text = where.read(manifest.name, MANIFEST)
+    where.put(manifest.name, MANIFEST, seal({**unseal(text, "it"), "format": 1}))
+    with pytest.raises(CheckpointRefused, match="has format 1"):
+        again()
+    assert where.names() == [manifest.name]
+
+
+def test_a_save_that_is_asked_for_again_removes_nothing_that_just_cannot_be_read(tmp_path: Path):
+    disk = Local(tmp_path / "disk")
+    manifest = save(disk, tmp_path, zero, 1)
+    file = tmp_path / "disk" / manifest.name / "data-0000.distcp"
+    data = file.read_bytes()
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # opens, and reads as a bad sector does
+    with pytest.raises(CheckpointStorage, match=r"data-0000\.distcp .* cannot be read \(.*It stays"):
+        finish(disk, version=Version(1), generation=1, world=1, facts=FACTS, timeout_s=0.5)
+    file.unlink()
+    file.write_bytes(data)
+    assert verify(disk, manifest.name) == ()
+
+
+@pytest.mark.parametrize("listed", ["unsized", "stale", "late"])
+def test_a_listing_that_knows_too_little_makes_no_checkpoint_a_bad_one(where: Url, tmp_path: Path, listed: str):
+    name = save(where, tmp_path, zero, 2).name
+    Counted.listed = listed
+    assert looked_at(where, name) == ()
+    with where._fs.open(where._at(name, "data-0000.distcp"), "wb") as there:
+        there.write(b"short")
+    where._fs.rm_file(where._at(name, "data-0001.distcp"))
+    assert [problem.why.split(" bytes")[0] for problem in looked_at(where, name)] == ["has 5", "is missing"]
+
+
+def test_a_file_system_that_is_not_made_for_threads_is_asked_by_one_at_a_time(where: Url, tmp_path: Path):
+    # As ftp's, which has one connection: answers came to who had asked for something else.
+    name = save(where, tmp_path, fsdp, 8).name
+    source = gang_source(where, name, Patience())
+    Counted.well()
+    Counted.slow_s = 0.01
+    load(source, shards(fsdp, 1)[0])
+    assert Counted.clashes == 0
+    assert 1 < len(set(map(id, Counted.asked))) <= AT_ONCE, "and yet several are at work"
+
+
+def test_a_file_system_that_has_hung_is_not_asked_again(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, zero, 2).name
+    where.read(name, MANIFEST)
+    Counted.asked.clear()
+    with hanging(), pytest.raises(OSError, match="no answer within"):
+        where.read(name, MANIFEST)
+    where.read(name, MANIFEST)
+    hung, other = Counted.asked
+    assert hung is not other, "fsspec calls all of one store equal"
+
+
 def test_a_store_that_hangs_is_waited_for_until_its_deadline(where: Url, tmp_path: Path):
     name = save(where, tmp_path, zero, 2).name
     source = gang_source(where, name, Patience())
@@ -290,14 +465,53 @@ def test_a_store_that_hangs_is_waited_for_until_its_deadline(where: Url, tmp_pat
         assert time.monotonic() - begun < 8.0
 
 
+def test_what_a_store_denies_for_a_moment_is_asked_for_again(where: Url, tmp_path: Path):
+    name = save(where, tmp_path, zero, 2).name
+    one, other = shards(zero, 2)
+    source = gang_source(where, name, Patience(wait_s=20.0))
+    Counted.raising["data-0000.distcp"] = [FileNotFoundError("404")] * 3
+    load(source, one)
+    Counted.short = 2
+    load(source, other)
+    Counted.raising["data-0001.json"] = [FileNotFoundError("404")] * 3
+    assert len(read_tables(where, read_manifest(where, name), (0, 1), Patience(wait_s=20.0))) == 2
+    Counted.raising["data-0001.json"] = [FileNotFoundError("404")] * 1_000
+    with pytest.raises(CheckpointCorrupt, match=r"data-0001\.json is missing"):
+        read_tables(where, read_manifest(where, name), (0, 1), Patience(wait_s=0.6))
+
+
+class Elsewhere(Exception):
+    pass
+
+
+def leave() -> None:
+    raise Elsewhere
+
+
+def test_a_new_plan_ends_the_reading_of_tables_too(where: Url, tmp_path: Path):
+    manifest = save(where, tmp_path, zero, 2)
+    where.answer_s = 8.0
+    gang = SimpleNamespace(rank=0, world=1, backend="gloo", group=None)
+    with hanging() as begun, pytest.raises(Elsewhere):
+        open_together(where, manifest, gang, lambda _: [], Patience(wait_s=60.0, check=leave))
+    assert time.monotonic() - begun < 4.0
+
+
+def test_the_patience_of_one_rank_ends_before_that_of_those_who_wait_for_it():
+    tree = Tree.model_validate({"job": {"name": "j"}, "node": {"name": "n0"}})
+    assert tree.checkpoint.wait_s == tree.timeouts.collective_s == 600.0
+    assert patience_s(tree) + 2 * tree.checkpoint.answer_s < 0.8 * tree.timeouts.collective_s
+
+
+def test_a_part_of_a_checkpoint_is_refused_by_a_gang_as_by_anybody(where: Url, tmp_path: Path):
+    manifest = replace(save(where, tmp_path, zero, 2), own=(1,), nodes=("n0", "n1"))
+    gang = SimpleNamespace(rank=0, world=1, backend="gloo", group=None)
+    with pytest.raises(CheckpointRefused, match="has 1 of its 2 parts; the others are on the disks of n0"):
+        open_together(where, manifest, gang, lambda _: [], Patience())
+
+
 def test_a_new_plan_ends_the_reading(where: Url, tmp_path: Path):
-    class Elsewhere(Exception):
-        pass
-
-    def check() -> None:
-        raise Elsewhere
-
-    source = gang_source(where, save(where, tmp_path, zero, 2).name, Patience(wait_s=60.0, check=check))
+    source = gang_source(where, save(where, tmp_path, zero, 2).name, Patience(wait_s=60.0, check=leave))
     with hanging(), pytest.raises(Elsewhere):
         load(source, shards(zero, 2)[0])
 
@@ -324,6 +538,27 @@ def test_a_gang_reads_each_table_once_and_all_hear_what_one_has_found(tmp_path: 
         )
         found = {said for _, said in gang.run(url_job.reads, 3, name=away, **{**options, "generation": 3})}
         assert found == {"BlockCorrupt: step-00000003-g1: data-0002.json is missing."}
+    finally:
+        gang.close()
+
+
+@pytest.mark.slow  # 64 MiB of JSON are written and read some times
+def test_a_table_longer_than_a_message_of_words_may_be_is_told(tmp_path: Path):
+    where = Url(f"file://{tmp_path}/there")
+    data = FileEntry(name="data-0000.distcp", nbytes=0, sha256=hashlib.sha256(b"").hexdigest(), shard=0)
+    values = {"run": "w" * (LARGEST + 1)}
+    text = ShardTable(shard=0, node="n0", data=data, rows=(), values=values, block=1, sums=()).encode()
+    table = FileEntry(name="data-0000.json", nbytes=len(text), sha256=hashlib.sha256(text).hexdigest(), shard=0)
+    manifest = Manifest(
+        version=Version(1), generation=1, world=1, parent=None, facts=FACTS, contents={}, files=(data, table)
+    )
+    where.begin(manifest.name)
+    where.put(manifest.name, table.name, text)
+    where.put(manifest.name, MANIFEST, manifest.encode())
+    gang = Workers(1)
+    try:
+        asked = gang.run(url_job.reads, 1, url=where.url, name=manifest.name, generation=1)
+        assert asked == [(["data-0000.json"], "")]
     finally:
         gang.close()
 

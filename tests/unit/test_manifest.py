@@ -17,7 +17,7 @@ from elasticrl.runtime.checkpoint.manifest import (
     seal,
     unseal,
 )
-from elasticrl.runtime.vault.errors import CheckpointCorrupt
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.version import Cut, Version
 
@@ -90,7 +90,9 @@ def test_any_changed_or_missing_byte_is_noticed(document: Manifest | ShardTable)
 
 
 def test_a_whole_document_of_another_kind_or_format_is_refused_with_a_sentence():
-    with pytest.raises(CheckpointCorrupt, match=r"has format 1 and this version reads 2"):
+    with pytest.raises(
+        CheckpointRefused, match=r"m has format 1 and this version reads 2\. It is not damaged: go on from"
+    ):
         Manifest.decode(seal({"format": 1}), "m")
     with pytest.raises(CheckpointCorrupt, match="not a manifest"):
         Manifest.decode(seal({"format": 2}), "m")

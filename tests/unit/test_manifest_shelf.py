@@ -22,7 +22,7 @@ from elasticrl.runtime.checkpoint.shelf import (
     read_committed,
     verify,
 )
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointStorage
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused, CheckpointStorage
 from elasticrl.runtime.vault.version import Version
 
 
@@ -389,6 +389,21 @@ def test_a_commit_record_that_cannot_be_read_costs_its_own_checkpoint_and_no_oth
     assert found.manifest.version.step == 10
     assert "COMMITTED cannot be read" in found.passed_over[0]
     assert prune(where, keep_last=3) == ()
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(where: Place, tmp_path: Path):
+    first, name = save(where, 10), save(where, 20)
+    path = tmp_path / "ck" / name / MANIFEST
+    path.write_bytes(seal({**unseal(path.read_bytes(), "it"), "format": 1}))
+    newest, _ = shelf.listing(where)
+    assert (newest.name, newest.foreign) == (name, True)
+    for look in (lambda: newest_good(where), lambda: prunable(where, keep_last=1)):
+        with pytest.raises(
+            CheckpointRefused, match=rf"{name}/manifest.json has format 1 and this version reads 2\. It is not"
+        ):
+            look()
+    assert prune(where, keep_last=1) == ()
+    assert where.names() == [first, name]
 
 
 def test_a_list_shows_what_cannot_be_read(where: Place, tmp_path: Path):

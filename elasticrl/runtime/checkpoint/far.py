@@ -6,6 +6,7 @@ block, each compared with its checksum; so the tensors over that memory are thos
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import time
@@ -30,7 +31,7 @@ REQUEST: Final = (
     16 << 20
 )  # bytes that are asked for at once: a store takes some hundredths of a second before the first
 AT_ONCE: Final = 8  # requests
-LOOKS: Final = 2  # at a block that is not what was written: the first may have been hurt on its way
+LOOKS: Final = 2  # at what is not what was written: the first may have been hurt on its way
 FIRST_S, MOST_S = 0.5, 10.0  # pauses before a store that has failed is asked again
 SLICE_S: Final = 0.2  # between two looks whether somebody wants us elsewhere
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
@@ -51,6 +52,15 @@ class Patience:
     check: Callable[[], None] = lambda: None
 
 
+class Absent(OSError):
+    """A store has not, or not all of, what a manifest lists: of some stores that passes, as of one that has just come back.
+    Only who has asked again for long enough takes it for damage, of which the message is the sentence.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(errno.ESTALE, sentence)
+
+
 @dataclass(frozen=True, slots=True)
 class _Range:
     """Neighbouring blocks of one file, for one request."""
@@ -64,13 +74,17 @@ class FarFile:
     """One data file, of which blocks come."""
 
     def __init__(self, place: Url, name: str, table: ShardTable) -> None:
-        self.table = table
+        self.table = table = table.in_blocks()
         self.in_parts = True  # as far as anybody knows yet
         self._place, self._name = place, name
         self._there: set[int] = set()
         size = table.data.nbytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE  # what is not read takes no memory
-        self.memory: Any = mmap.mmap(-1, size, flags=flags) if size else bytearray()
+        try:
+            self.memory: Any = mmap.mmap(-1, size, flags=flags) if size else bytearray()
+        except (OSError, ValueError, OverflowError) as error:
+            why = f"has {size} bytes by its table, for which there is no room in memory ({error})"
+            raise CheckpointCorrupt(self._sentence(why)) from error
 
     def lacking(self, spans: Iterable[Span]) -> Iterator[_Range]:
         """The requests for what is not here yet of these bytes."""
@@ -96,25 +110,27 @@ class FarFile:
             try:
                 data = memoryview(self._place.part(self._name, self.table.data.name, start, end))
             except FileNotFoundError:
-                why = "is missing"
-                continue
+                raise Absent(self._sentence("is missing")) from None
             came += len(data)
             if len(data) == whole > end - start:
                 self.in_parts = False  # all of it came, and is not asked for again
                 first, stop, start, end = 0, len(self.table.sums), 0, whole
-            if not (why := self._damage(first, data, end - start)):
+            if len(data) != end - start:
+                there = f"of {end - start} bytes from byte {start} on {len(data)} are there"
+                raise Absent(self._sentence(f"was cut off: {there}"))
+            if not (why := self._damage(first, data)):
                 self.memory[start:end] = data
                 self._there.update(range(first, stop))
                 return came
-        table = self.table
-        problem = Problem(name=self._name, file=table.data.name, shard=table.shard, node=table.node, why=why)
-        raise CheckpointCorrupt(problem.sentence)
+        raise CheckpointCorrupt(self._sentence(why))
 
-    def _damage(self, first: int, data: memoryview, nbytes: int) -> str:
-        if len(data) != nbytes:
-            return f"was cut off: of {nbytes} bytes from byte {first * self.table.block} on {len(data)} are there"
+    def _sentence(self, why: str) -> str:
+        table = self.table
+        return Problem(name=self._name, file=table.data.name, shard=table.shard, node=table.node, why=why).sentence
+
+    def _damage(self, first: int, data: memoryview) -> str:
         size = self.table.block
-        for at in range(0, nbytes, size):
+        for at in range(0, len(data), size):
             number = first + at // size
             found, wanted = hashlib.sha256(data[at : at + size]).hexdigest(), self.table.sums[number]
             if found != wanted:
@@ -149,22 +165,33 @@ class Far:
         self._get(ranges[1:], AT_ONCE if all(file.in_parts for file in self._files) else 1)
 
     def _get(self, ranges: Sequence[_Range], at_once: int) -> None:
-        over = Event()
-        pool = ThreadPoolExecutor(at_once, thread_name_prefix="far")
-        try:
-            todo = {
-                pool.submit(again, partial(one.file.bring, one.first, one.stop), self._patience, over) for one in ranges
-            }
-            while todo:
-                done, todo = wait(todo, timeout=SLICE_S, return_when=FIRST_COMPLETED)
-                self.read += sum(each.result() for each in done)
-                self._patience.check()
-        finally:
-            over.set()
-            pool.shutdown(wait=False, cancel_futures=True)  # what was asked already has its deadline
+        asks = [partial(one.file.bring, one.first, one.stop) for one in ranges]
+        for _, came in answers(asks, self._patience, at_once=at_once):
+            self.read += came
 
 
-def again(ask: Callable[[], _T], patience: Patience, over: Event) -> _T:
+def answers(
+    asks: Sequence[Callable[[], _T]], patience: Patience, *, at_once: int = AT_ONCE
+) -> Iterator[tuple[int, _T]]:
+    """What a store says to each, with its number, as they come. The first that fails for too long ends all, and so may
+    `patience.check`, however long an answer takes.
+    """
+    over = Event()
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="far")
+    try:
+        number = {pool.submit(_again, ask, patience, over): at for at, ask in enumerate(asks)}
+        todo = set(number)
+        while todo:
+            done, todo = wait(todo, timeout=SLICE_S, return_when=FIRST_COMPLETED)
+            for each in done:
+                yield number[each], each.result()
+            patience.check()
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)  # what was asked already has its deadline
+
+
+def _again(ask: Callable[[], _T], patience: Patience, over: Event) -> _T:
     """What a store answers, which is asked again after each failure: until it has failed for too long, or it is `over`."""
     pause_s, failed_at = 0.0, inf
     while True:
@@ -172,10 +199,12 @@ def again(ask: Callable[[], _T], patience: Patience, over: Event) -> _T:
             return ask()
         except FileNotFoundError:
             raise
-        except OSError:
+        except OSError as error:
             failed_at = min(failed_at, time.monotonic())
             pause_s = pause(pause_s, 0.0, first_s=FIRST_S, most_s=MOST_S, steady_s=MOST_S)
             if time.monotonic() + pause_s > failed_at + patience.wait_s or over.wait(pause_s):
+                if isinstance(error, Absent):
+                    raise CheckpointCorrupt(error.strerror) from error
                 raise
 
 

@@ -5,10 +5,11 @@ pickled index, the blobs around the bytes) isn't looked at.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from elasticrl.runtime.checkpoint.far import Far, FarFile, Patience
+from elasticrl.runtime.checkpoint.far import LOOKS, Absent, Far, FarFile, Patience, answers
 from elasticrl.runtime.checkpoint.manifest import (
     MANIFEST,
     Conditions,
@@ -28,22 +29,27 @@ from elasticrl.runtime.vault.source import Shard, Source, tensor_at
 
 def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
     """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one. At a URL it is
-    read as far as it is used, and what is read is checked.
+    read as far as it is used, and what is read is checked; while its store fails it is asked again, for `place.wait_s`.
     """
     if check and (problems := looked_at(place, name)):
         raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
     manifest = read_manifest(place, name)
+    refuse_part(place, manifest)
+    with explained(f"Loading {name}", place, UNREAD):
+        if isinstance(place, Url):
+            patience = Patience(wait_s=place.wait_s)
+            return far_source(place, manifest, read_tables(place, manifest, manifest.shards, patience), patience)
+        return Source(open_shards(place, manifest), name=f"checkpoint {name}")
+
+
+def refuse_part(place: Place, manifest: Manifest) -> None:
+    """CheckpointRefused if these are not all shards of a checkpoint."""
     if manifest.own is not None and len(manifest.own) < manifest.world:
         raise CheckpointRefused(
-            f"{name} at {place} has {len(manifest.own)} of its {manifest.world} parts; the others are on the disks of "
+            f"{manifest.name} at {place} has {len(manifest.own)} of its {manifest.world} parts; the others are on the disks of "
             f"{', '.join(sorted({*manifest.nodes} - {manifest.nodes[shard] for shard in manifest.own})) or 'other nodes'}. Put "
             "all nodes' directories side by side, and make one of them: elasticrl checkpoint assemble RUN TARGET."
         )
-    with explained(f"Loading {name}", place, UNREAD):
-        if isinstance(place, Url):
-            texts = {shard: read_table(place, manifest, shard) for shard in manifest.shards}
-            return far_source(place, manifest, texts, Patience())
-        return Source(open_shards(place, manifest), name=f"checkpoint {name}")
 
 
 def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
@@ -88,6 +94,31 @@ def read_table(place: Place, manifest: Manifest, shard: int) -> bytes:
         return place.read(manifest.name, table_file(shard))
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{manifest.name}: {table_file(shard)} is missing.") from None
+
+
+def read_tables(place: Url, manifest: Manifest, shards: Sequence[int], patience: Patience) -> dict[int, bytes]:
+    """The texts of these shards' tables, each looked at. OSError where the store fails for too long."""
+    with explained(f"Loading {manifest.name}", place, UNREAD):
+        asks = [partial(_far_table, place, manifest, shard) for shard in shards]
+        return {shards[at]: text for at, text in answers(asks, patience)}
+
+
+def _far_table(place: Url, manifest: Manifest, shard: int) -> bytes:
+    file = _file(manifest, table_file(shard))
+    for look in range(1, LOOKS + 1):
+        try:
+            text = place.read(manifest.name, file.name)
+        except FileNotFoundError:
+            raise Absent(f"{manifest.name}: {file.name} is missing.") from None
+        if len(text) < file.nbytes:
+            raise Absent(f"{manifest.name}: {file.name} was cut off: {len(text)} of {file.nbytes} bytes are there.")
+        try:
+            table_of(manifest, shard, text)
+            break
+        except CheckpointCorrupt:
+            if look == LOOKS:
+                raise
+    return text
 
 
 def table_of(manifest: Manifest, shard: int, text: bytes) -> ShardTable:

@@ -8,12 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elasticrl.base.parsed import parsed
-from elasticrl.runtime.vault.errors import CheckpointCorrupt
-from elasticrl.runtime.vault.piece import Piece
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
+from elasticrl.runtime.vault.piece import MOST, Piece
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
 FORMAT = 2
@@ -97,9 +97,16 @@ class FileEntry:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise ValueError(f"{name!r} is no file of a checkpoint")
         return cls(
-            name=name, nbytes=int(row["nbytes"]), sha256=str(row["sha256"]), shard=None if shard is None else int(shard),
+            name=name, nbytes=_natural(row["nbytes"]), sha256=str(row["sha256"]), shard=None if shard is None else int(shard),
             node=str(row.get("node", "")),
         )  # fmt: skip
+
+
+def _natural(number: object) -> int:
+    """A place in a file, or its length; ValueError if no file has it."""
+    if not isinstance(number, int) or not 0 <= number < MOST:
+        raise ValueError(f"{number!r} is no place in a file")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ class Row:
     @classmethod
     def from_json(cls, row: list[Any]) -> "Row":
         """The reverse of `to_json`."""
-        raw_at, blob_at, blob_bytes = map(int, row[5:])
+        raw_at, blob_at, blob_bytes = map(_natural, row[5:])
         return cls(Piece.from_json(row[:5]), raw_at, blob_at, blob_bytes)
 
 
@@ -134,8 +141,10 @@ class ShardTable:
     data: FileEntry
     rows: tuple[Row, ...]
     values: Mapping[str, Any]
-    block: int  # bytes
-    sums: tuple[str, ...]  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
+    block: int = 0  # bytes; 0: it has no checksums of blocks, as on a disk, but for that of the whole
+    sums: tuple[
+        str, ...
+    ] = ()  # the SHA-256 of each block of the data file, so that a part of it can be read and trusted
 
     def encode(self) -> bytes:
         """The document."""
@@ -149,6 +158,14 @@ class ShardTable:
                 "block": self.block,
                 "sums": self.sums,
             }
+        )
+
+    def in_blocks(self) -> "ShardTable":
+        """The same, of one block if it has none: a checkpoint of a disk that was copied to a URL is read file by file."""
+        return (
+            self
+            if self.block
+            else replace(self, block=max(1, self.data.nbytes), sums=(self.data.sha256,) if self.data.nbytes else ())
         )
 
     @classmethod
@@ -165,7 +182,8 @@ class ShardTable:
                 block=int(body["block"]),
                 sums=tuple(map(str, body["sums"])),
             )
-            if table.block < 1 or len(table.sums) != -(-table.data.nbytes // table.block):
+            blocks = -(-table.data.nbytes // table.block) if table.block else 0
+            if table.block < 0 or len(table.sums) != blocks:
                 raise ValueError(f"{len(table.sums)} checksums of blocks of {table.block} bytes")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
@@ -231,12 +249,12 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes, where: str) -> "Manifest":
-        """The reverse; CheckpointCorrupt names `where`."""
+        """The reverse; CheckpointCorrupt names `where`, and CheckpointRefused too where it is whole and of another format."""
         body = unseal(text, where)
         if body.get("format") != FORMAT:
-            raise CheckpointCorrupt(
-                f"{where} has format {body.get('format')!r} and this version reads {FORMAT}. "
-                "Load it with the version that wrote it."
+            raise CheckpointRefused(
+                f"{where} has format {body.get('format')!r} and this version reads {FORMAT}. It is not damaged: go on from it "
+                "with the version that wrote it, or begin anew in another place (checkpoint.dir)."
             )
         try:
             return cls(

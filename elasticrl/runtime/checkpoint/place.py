@@ -11,8 +11,10 @@ import mmap
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, Protocol, TypeVar
@@ -27,6 +29,7 @@ STAGING = ".saving-"
 TRASH = ".removing-"
 SMALL = 1 << 14  # bytes
 ANSWER_S = 60.0  # for one answer of a store at a URL, where no configuration says it (checkpoint.answer)
+WAIT_S = 180.0  # for which it is asked again while it fails, likewise (checkpoint.wait)
 
 _T = TypeVar("_T")
 
@@ -277,16 +280,25 @@ class Local:
 class Url:
     """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on.
 
-    It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. A store that fails in words of
-    its own is away, as far as anybody here can tell.
+    It is far: what is read is asked for in parts, and each question has a deadline, `answer_s`. However a store fails, it is
+    away, as far as anybody here can tell: its libraries have EBUSY, EIO or words of their own for a 503, and none of these
+    says anything of what it holds. At file:// the kernel's word counts, as in a directory.
+
+    Threads share a file system of fsspec's if that is made for it (`async_impl`). Of others, as of ftp's with its one
+    connection, each question has one to itself, and one that has failed is not asked again.
     """
 
-    def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, url: str, *, answer_s: float = ANSWER_S, wait_s: float = WAIT_S) -> None:
         import fsspec  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
         self.url = url
         self.answer_s = answer_s
+        self.wait_s = wait_s  # for who opens a checkpoint alone
         self._fs, path = fsspec.core.url_to_fs(url)
+        self._another = partial(fsspec.core.url_to_fs, url, skip_instance_cache=True)
+        self._idle: deque[Any] = deque()  # file systems like it that nobody is asking
+        self._mounted = isinstance(self._fs, LocalFileSystem)
         self._root = str(path).rstrip("/")
 
     def __str__(self) -> str:
@@ -295,8 +307,30 @@ class Url:
     def _at(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
 
-    def _asked(self, ask: Callable[[], _T]) -> _T:
-        """What the store answers, in time. A question that hangs stays behind in its thread, which ends with the process."""
+    def _asked(self, ask: Callable[[Any], _T]) -> _T:
+        """What the store answers to who asks a file system of it, in time."""
+        with self._lent() as fs:
+            return self._answer(partial(ask, fs))
+
+    @contextmanager
+    def _lent(self) -> Iterator[Any]:
+        """A file system that nobody else is asking, if it is not made for that."""
+        if self._fs.async_impl:
+            yield self._fs
+            return
+        try:
+            fs = self._idle.pop()
+        except IndexError:
+            fs = self._answer(self._another)[0]  # it may connect as it is made
+        try:
+            yield fs
+        except (FileNotFoundError, NotImplementedError):
+            self._idle.append(fs)
+            raise
+        self._idle.append(fs)
+
+    def _answer(self, ask: Callable[[], _T]) -> _T:
+        """What is answered, in time. A question that hangs stays behind in its thread, which ends with the process."""
         answers: list[_T] = []
         failures: list[Exception] = []
 
@@ -314,7 +348,8 @@ class Url:
         if not failures:
             raise OSError(errno.ETIMEDOUT, f"there was no answer within {self.answer_s:g} s (checkpoint.answer)")
         error = failures[0]
-        if isinstance(error, FileNotFoundError | NotImplementedError) or (isinstance(error, OSError) and error.errno):
+        kernels = self._mounted and isinstance(error, OSError) and error.errno
+        if isinstance(error, FileNotFoundError | NotImplementedError) or is_away(error) or kernels:
             raise error
         raise OSError(errno.ECONNABORTED, f"{type(error).__name__}: {error}") from error
 
@@ -323,9 +358,8 @@ class Url:
         return sorted(name for name in self._folders() if self._there(name, MANIFEST))
 
     def _folders(self) -> list[str]:
-        self._fs.invalidate_cache()
         try:
-            listed = self._asked(lambda: self._fs.ls(self._root, detail=False))
+            listed = self._asked(lambda fs: _listed(fs, self._root, detail=False))
         except FileNotFoundError:
             return []
         found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in listed]
@@ -334,22 +368,31 @@ class Url:
     def _there(self, *parts: str) -> bool:
         """Fsspec's `exists` takes whatever goes wrong for an answer."""
         try:
-            self._asked(lambda: self._fs.info(self._at(*parts)))
+            self._asked(lambda fs: fs.info(self._at(*parts)))
         except FileNotFoundError:
             return False
         return True
 
-    def sizes(self, name: str) -> dict[str, int]:
-        """The files of a checkpoint, of which nothing is read."""
-        self._fs.invalidate_cache()
-        listed = self._asked(lambda: self._fs.ls(self._at(name), detail=True))
-        return {str(row["name"]).rsplit("/", 1)[-1]: int(row["size"] or 0) for row in listed}
+    def sizes(self, name: str) -> dict[str, int | None]:
+        """The files of a checkpoint, of which nothing is read. None: its store does not say in a listing how long they are."""
+        listed = self._asked(lambda fs: _listed(fs, self._at(name), detail=True))
+        return {str(row["name"]).rsplit("/", 1)[-1]: row.get("size") for row in listed}
+
+    def size(self, name: str, file: str) -> int | None:
+        """The same of one file, of which the store is asked by its name: a listing may be older. FileNotFoundError."""
+
+        def ask(fs: Any) -> int | None:
+            fs.invalidate_cache()
+            found: int | None = fs.info(self._at(name, file)).get("size")
+            return found
+
+        return self._asked(ask)
 
     def part(self, name: str, file: str, start: int, stop: int) -> bytes:
         """These bytes of a file; all that it has from a store that gives no parts, which the length tells."""
         path = self._at(name, file)
         try:
-            return self._asked(lambda: bytes(self._fs.cat_file(path, start=start, end=stop)))
+            return self._asked(lambda fs: bytes(fs.cat_file(path, start=start, end=stop)))
         except NotImplementedError:
             return self.read(name, file)
 
@@ -390,13 +433,13 @@ class Url:
 
     def read(self, name: str, file: str) -> bytes:
         """A whole small file."""
-        return self._asked(lambda: bytes(self._fs.cat_file(self._at(name, file))))
+        return self._asked(lambda fs: bytes(fs.cat_file(self._at(name, file))))
 
     def digest(self, name: str, file: str) -> tuple[int, str]:
         """Read once through."""
         sha, size = hashlib.sha256(), 0
-        with self._asked(lambda: self._fs.open(self._at(name, file), "rb")) as raw:
-            while data := self._asked(lambda: raw.read(1 << 20)):
+        with self._lent() as fs, self._answer(lambda: fs.open(self._at(name, file), "rb")) as raw:
+            while data := self._answer(lambda: raw.read(1 << 20)):
                 sha.update(data)
                 size += len(data)
         return size, sha.hexdigest()
@@ -425,14 +468,27 @@ class Url:
         return None
 
 
-def place(where: str | Path, *, answer_s: float = ANSWER_S) -> Place:
-    """A directory, or a URL, whose store has so long for an answer."""
-    return Url(str(where), answer_s=answer_s) if "://" in str(where) else Local(Path(where))
+def _listed(fs: Any, path: str, *, detail: bool) -> Any:
+    """What is there now, and not when it was asked before."""
+    fs.invalidate_cache()
+    return fs.ls(path, detail=detail)
+
+
+def place(where: str | Path, *, answer_s: float = ANSWER_S, wait_s: float = WAIT_S) -> Place:
+    """A directory, or a URL, whose store has so long for an answer, and is asked again for so long while it fails."""
+    return Url(str(where), answer_s=answer_s, wait_s=wait_s) if "://" in str(where) else Local(Path(where))
 
 
 #: What a file server says that is away, as after a loss of power; a disk that has lost what was on it says other things.
 AWAY: Final = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
                          errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED})  # fmt: skip
+
+
+def is_away(error: BaseException) -> bool:
+    """It says that the place is away, and so nothing of what is there."""
+    return isinstance(error, OSError) and error.errno in AWAY
+
+
 UNWRITTEN: Final = (
     "Training goes on and older checkpoints are untouched; the newest commit ages until the place takes files again (free "
     "space, mount options, permissions)."

@@ -27,10 +27,10 @@ from elasticrl.runtime.checkpoint.manifest import (
     block_of,
     name_of,
 )
-from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.checkpoint.place import UNWRITTEN, Place, Url, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, StateError
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointStorage, StateError
 from elasticrl.runtime.vault.layout import Stamp
 from elasticrl.runtime.vault.slots import Pinned
 from elasticrl.runtime.vault.source import merge, shard_of
@@ -80,8 +80,8 @@ def installed() -> Mapping[str, str]:
 
 
 def write_shard(place: Place, pinned: Pinned, *, block: int = 0) -> None:
-    """Stage the shard that is in a pinned vault file; the file is checked as it is read. Each `block` bytes get a checksum; 0:
-    as many as suit its size.
+    """Stage the shard that is in a pinned vault file; the file is checked as it is read. At a URL each `block` bytes get a
+    checksum; 0: as many as suit its size. A disk's files are read whole and pay for none.
     """
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
@@ -91,10 +91,11 @@ def write_shard(place: Place, pinned: Pinned, *, block: int = 0) -> None:
         place.begin(name)
         for file in (table_file(stamp.shard), refused_file(stamp.shard)):
             place.unstage(name, file)  # of an earlier try, that the finisher must not take for this one's
-        block = block or block_of(sum(piece.nbytes for piece in shard.pieces))
+        block = (block or block_of(sum(piece.nbytes for piece in shard.pieces))) if isinstance(place, Url) else 0
         blobs: list[dcp.Blob] = []
         with place.output(name, data_file(stamp.shard)) as out:
-            out.cut(block)
+            if block:
+                out.cut(block)
             for tensor in shard.tensors:
                 faults.reach("checkpoint.tensor", name)
                 blobs.append(dcp.write_tensor(out, tensor))
@@ -188,12 +189,20 @@ def _score(run: object, version: Version) -> float | None:
 
 
 def _already(place: Place, name: str) -> Manifest | None:
-    """A save that is asked for again after it had been published. A published one that is not good is cleared away first."""
+    """A save that is asked for again after it had been published. A published one that is not good is cleared away first.
+    CheckpointStorage where that cannot be told, as the place is away or fails, CheckpointRefused where another version wrote
+    it: then it stays.
+    """
     if name not in place.names():
         return None
-    if not verify(place, name):
+    with suppress(CheckpointCorrupt):
+        read_manifest(place, name)
+    problems = verify(place, name)
+    if not problems:
         place.abandon(name)
         return read_manifest(place, name)
+    if not all(problem.proven for problem in problems):
+        raise CheckpointStorage(f"{problems[0].sentence}. It stays, as nobody knows whether it is good. {UNWRITTEN}")
     place.remove(name)
     return None
 

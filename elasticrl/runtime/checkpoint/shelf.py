@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import Final
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, FileEntry, Manifest, parse_name
-from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Place, Url, explained
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError
+from elasticrl.runtime.checkpoint.place import STAGING, TRASH, UNREAD, Place, Url, explained, is_away
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused
 from elasticrl.runtime.vault.version import Version
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
+UNREADABLE: Final = "cannot be read"
 LEFT_S = (
     3600.0  # a save of another generation into which nothing was written for so long: over any usual checkpoint.timeout
 )
@@ -33,6 +34,7 @@ class Entry:
     committed: bool
     manifest: Manifest | None = None
     problem: str = ""
+    foreign: bool = False  # it is whole, and of another version's format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,11 @@ class Problem:
         owner = "" if self.shard is None else f" (shard {self.shard}, written by {self.node or 'an unknown node'})"
         return f"{self.name}: {self.file}{owner} {self.why}"
 
+    @property
+    def proven(self) -> bool:
+        """It was seen, and not only that reading fails today."""
+        return UNREADABLE not in self.why
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -68,11 +75,11 @@ def listing(place: Place) -> tuple[Entry, ...]:
             parsed = parse_name(name)
             assert parsed is not None
             version, generation = parsed
-            manifest, problem = None, ""
+            manifest, problem, foreign = None, "", False
             try:
                 manifest = read_manifest(place, name)
-            except CheckpointCorrupt as error:
-                problem = str(error)
+            except (CheckpointCorrupt, CheckpointRefused) as error:
+                problem, foreign = str(error), isinstance(error, CheckpointRefused)
             entries.append(
                 Entry(
                     name=name,
@@ -81,24 +88,33 @@ def listing(place: Place) -> tuple[Entry, ...]:
                     committed=_is_committed(place, name),
                     manifest=manifest,
                     problem=problem,
+                    foreign=foreign,
                 )
             )
     return tuple(sorted(entries, key=lambda e: (e.version, e.generation), reverse=True))
 
 
 def read_manifest(place: Place, name: str) -> Manifest:
-    """One checkpoint's manifest; CheckpointCorrupt if it is missing, torn, changed or another one's."""
+    """One checkpoint's manifest; CheckpointCorrupt if it is missing, torn, changed or another one's, CheckpointRefused if it is
+    of another format.
+    """
+    return _manifest(place, name)[0]
+
+
+def _manifest(place: Place, name: str) -> tuple[Manifest, bytes]:
+    """The same, and its text."""
     try:
-        manifest = Manifest.decode(place.read(name, MANIFEST), f"{name}/{MANIFEST}")
+        text = place.read(name, MANIFEST)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{name} has no {MANIFEST}: its save never ended.") from error
     except OSError as error:
-        if error.errno in AWAY:
-            raise  # that says nothing of what is in it
-        raise CheckpointCorrupt(f"{name}/{MANIFEST} cannot be read ({error.strerror or error}).") from error
+        if is_away(error):
+            raise
+        raise CheckpointCorrupt(f"{name}/{MANIFEST} {UNREADABLE} ({error.strerror or error}).") from error
+    manifest = Manifest.decode(text, f"{name}/{MANIFEST}")
     if manifest.name != name:
         raise CheckpointCorrupt(f"{name} holds the manifest of {manifest.name}: directories were mixed up.")
-    return manifest
+    return manifest, text
 
 
 def verify(place: Place, name: str) -> tuple[Problem, ...]:
@@ -120,29 +136,38 @@ def looked_at(place: Place, name: str) -> tuple[Problem, ...]:
             sizes = place.sizes(name)
         except FileNotFoundError:
             sizes = {}
-        return _verified(place, name, partial(_as_long, sizes))
+        return _verified(place, name, partial(_as_long, place, name, sizes))
 
 
 def _verified(place: Place, name: str, amiss: Callable[[FileEntry], str]) -> tuple[Problem, ...]:
     try:
-        manifest = read_manifest(place, name)
-    except CheckpointCorrupt as error:
+        manifest, text = _manifest(place, name)
+    except (CheckpointCorrupt, CheckpointRefused) as error:
         return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
     problems = [
         Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why)
         for file in manifest.files
         if (why := amiss(file))
     ]
-    if why := _commit_problem(place, name):
+    if why := _commit_problem(place, name, text):
         problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
     return tuple(problems)
 
 
-def _as_long(sizes: Mapping[str, int], file: FileEntry) -> str:
-    """What is wrong with a file of which only the size is known; "" if nothing is."""
-    if file.name not in sizes:
-        return "is missing"
-    size = sizes[file.name]
+def _as_long(place: Url, name: str, sizes: Mapping[str, int | None], file: FileEntry) -> str:
+    """What is wrong with a file of which only the size is known; "" if nothing is. A listing may be old or know no sizes, so
+    against it the store's word on the file itself counts; a file of which nobody knows the size is there.
+    """
+    size = sizes.get(file.name)
+    if size != file.nbytes:
+        try:
+            size = place.size(name, file.name)
+        except FileNotFoundError:
+            return "is missing"
+    return "" if size is None else _of_size(size, file)
+
+
+def _of_size(size: int, file: FileEntry) -> str:
     return "" if size == file.nbytes else f"has {size} bytes instead of {file.nbytes}"
 
 
@@ -153,10 +178,10 @@ def _hashed(place: Place, name: str, file: FileEntry) -> str:
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
-        if error.errno in AWAY:
+        if is_away(error):
             raise
-        return f"cannot be read ({error.strerror or error})"
-    if why := _as_long({file.name: size}, file):
+        return f"{UNREADABLE} ({error.strerror or error})"
+    if why := _of_size(size, file):
         return why
     if found != file.sha256:
         return f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
@@ -169,7 +194,8 @@ def newest_good(
     """The newest checkpoint whose every byte is what was written. None if there is none. At a URL no data is read: there the
     one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block.
 
-    CheckpointStorage if the place is away: then nothing is known of any.
+    CheckpointStorage if the place is away: then nothing is known of any. CheckpointRefused if it is of another version's
+    format: no older one is taken in its place.
 
     Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
     also takes what was saved but never committed: for a run without a daemon, whose checkpoints nobody but itself commits, and
@@ -179,6 +205,8 @@ def newest_good(
     for entry in listing(place):
         if not (entry.committed or entry.name == commit or uncommitted):
             continue
+        if entry.foreign:
+            raise CheckpointRefused(f"This version cannot go on from what is at {place}: {entry.problem}")
         sentence = entry.problem or damaged.get(entry.name, "")
         if not sentence:
             problems = looked_at(place, entry.name)
@@ -211,47 +239,61 @@ def mark_committed(place: Place, name: str) -> Committed:
 
 def mark_all(place: Place, name: str) -> None:
     """The same, and of the commit that it follows, whose mark may have failed: else that one would pass for a mere save."""
-    parent = read_manifest(place, name).parent
-    if parent is not None and not _is_committed(place, parent):
+    with explained(f"Marking {name} as committed", place):
+        parent = read_manifest(place, name).parent
+        bare = parent is not None and not _is_committed(place, parent)
+    if parent is not None and bare:
         with suppress(CheckpointError):  # it may have gone
             mark_committed(place, parent)
     mark_committed(place, name)
 
 
 def read_committed(place: Place, name: str) -> Committed | None:
-    """The record that `mark_committed` left, if it can be read, is whole and fits the manifest beside it."""
+    """The record that `mark_committed` left, if it can be read, is whole and fits the manifest beside it. OSError if the place
+    is away: then nobody knows.
+    """
     try:
-        record = Committed.decode(place.read(name, COMMITTED), f"{name}/{COMMITTED}")
-        fits = record.manifest_sha256 == hashlib.sha256(place.read(name, MANIFEST)).hexdigest()
-    except (OSError, CheckpointCorrupt):
+        return _record(name, place.read(name, COMMITTED), place.read(name, MANIFEST))
+    except OSError as error:
+        if is_away(error):
+            raise
         return None
-    return record if fits and record.name == name else None
+
+
+def _record(name: str, text: bytes, manifest: bytes) -> Committed | None:
+    try:
+        record = Committed.decode(text, f"{name}/{COMMITTED}")
+    except CheckpointCorrupt:
+        return None
+    return record if (record.name, record.manifest_sha256) == (name, hashlib.sha256(manifest).hexdigest()) else None
 
 
 def _is_committed(place: Place, name: str) -> bool:
     """A commit record that no longer fits, or cannot be read, still says that there was a commit: the checkpoint is then bad,
-    not uncommitted.
+    not uncommitted. OSError if the place is away.
     """
     try:
         place.read(name, COMMITTED)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        if is_away(error):
+            raise
     return True
 
 
-def _commit_problem(place: Place, name: str) -> str:
-    """What is wrong with the commit record; empty if nothing is, or if there is none."""
+def _commit_problem(place: Place, name: str, manifest: bytes) -> str:
+    """What is wrong with the commit record beside a manifest of this text; empty if nothing is, or if there is none."""
     try:
-        place.read(name, COMMITTED)
+        text = place.read(name, COMMITTED)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        if error.errno in AWAY:
+        if is_away(error):
             raise
-        return f"cannot be read ({error.strerror or error})"
-    return "" if read_committed(place, name) is not None else f"does not fit {MANIFEST}: one of the two was changed"
+        return f"{UNREADABLE} ({error.strerror or error})"
+    fits = _record(name, text, manifest) is not None
+    return "" if fits else f"does not fit {MANIFEST}: one of the two was changed"
 
 
 def best_of(entries: Sequence[Entry], *, commit: str | None = None, uncommitted: bool = False) -> Entry | None:
@@ -367,7 +409,7 @@ def prune(
         gone = prunable(
             place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, generation=generation, commit=commit
         )
-    except CheckpointCorrupt:
+    except (CheckpointCorrupt, CheckpointRefused):
         return ()
     clear(place, gone)
     return gone

@@ -7,7 +7,7 @@ StateError
 ├── CheckpointError       disk checkpoints
 │   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
 │   │   └── BlockCorrupt        found by who reads a part of it, and told to all
-│   ├── CheckpointRefused   the checkpoint is good, but this run is not the one that wrote it
+│   ├── CheckpointRefused   the checkpoint is good, but this run, or version, is not the one that wrote it
 │   └── CheckpointStorage   the disk is full, read-only or gone: training goes on, the commit ages
 └── DataError             cursor, loader and ledger
 """

@@ -18,6 +18,8 @@ ITEMSIZE: Mapping[str, int] = {
 
 ALIGN = 64  # elements at shard boundaries, bytes at the start of each piece in a file
 
+MOST = 1 << 63  # elements or bytes: no file has a place beyond, and no tensor library a number
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and lengths of an n-dimensional block of a tensor."""
 
@@ -59,7 +61,7 @@ class Piece:
             raise ValueError(f"not a piece: {row!r}")
         dims: list[tuple[int, ...]] = []
         for numbers in boxes:
-            if not isinstance(numbers, list) or not all(isinstance(n, int) and n >= 0 for n in numbers):
+            if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n < MOST for n in numbers):
                 raise ValueError(f"not a piece: {row!r}")
             dims.append(tuple(numbers))
         shape, offset, lengths = dims
@@ -67,6 +69,9 @@ class Piece:
             o + n > s for s, o, n in zip(shape, offset, lengths, strict=True)
         ):
             raise ValueError(f"a piece outside its tensor: {row!r}")
+        # Also of what is empty: torch has a stride for each of its other dimensions.
+        if prod(max(n, 1) for n in shape) * ITEMSIZE[dtype] >= MOST:
+            raise ValueError(f"a piece of more than there can be: {row!r}")
         return cls(name, dtype, shape, offset, lengths)
 
 
