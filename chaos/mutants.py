@@ -110,7 +110,7 @@ MUTANTS: Final = (
     _m("who cannot be spared ends with a save", "core.lead.lost_seats", "strike=scene.plan.strike, saves=True)", "strike=scene.plan.strike)", "a-held-node-saves-and-leaves"),
     _m("no more ranks than lanes", "core.lead.scene", "if ranks + seat.slots <= self.settings.lanes * self.settings.team:", "if True:", "no-more-ranks-than-lanes"),
     _m("a team needs one lane", "core.lead.scene", "self.settings.lanes * self.settings.team:", "self.settings.lanes:", "teams-lose-members"),
-    _m("a dead member's team is named", "core.lead.scene", "self.plan.team_of(self.plan.first_rank(member) + left.slot)", "self.plan.team_of(self.plan.first_rank(member))", "the-team-of-a-dead-member-is-named"),
+    _m("a dead member's team is named", "core.lead.scene", "self.plan.rank_of(member, left.slot) if left", "self.plan.rank_of(member, 0) if left", "the-team-of-a-dead-member-is-named"),
     _m("a death in a team is told by what was found, with its team", "core.lead.lost_seats", "count=own.count, of=own.of", "count=0, of=0", "the-team-of-a-dead-member-is-named"),
     _m("growth counts teams", "core.lead.growth", "sum(seat.slots for seat in seats) // team", "sum(seat.slots for seat in seats)", "no-growth-for-half-a-round-of-teams"),
     _m("no more nodes than allowed", "core.lead.scene", "room = membership.max_nodes - kept", "room = 10_000", "deposed-leader-writes-late"),
