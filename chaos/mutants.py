@@ -189,7 +189,7 @@ MUTANTS: Final = (
     _m("who leaves saves with the others", "core.lead.intents", "seats, causes = scene.plan.seats if scene.plan else (), ", "seats, causes = scene.kept, ", "stopped-as-rank-0-is-drained"),
     _m("a save that goes on ends before the job", "core.lead.intents", "_ends_to_save(scene) or _forms_to_save(scene)", "_forms_to_save(scene)", "stopped-as-a-drain-that-cannot-be-spared-saves"),
     _m("a gang that broke is mended before it is stopped", "core.lead.intents", "    if _mends_to_save(scene):", "    if False:", "stopped-as-a-needed-daemon-is-away"),
-    _m("a gang that was left is mended before it is stopped", "core.lead.intents", "return lost or bool(scene.doing[Work.PARKED]) or", "return lost or", "stopped-as-a-node-dies"),
+    _m("a gang that was left is mended before it is stopped", "core.lead.intents", "return lost or bool(scene.doing[Work.PARKED]) or", "return lost or", "stopped-as-a-worker-dies-whose-node-cannot-say-so"),
     _m("what is to be mended has its time", "core.lead.intents", "scene.now >= scene.stop_due or not _broken(scene)", "not _broken(scene)", "stopped-while-one-that-is-needed-is-not-heard"),
     _m("nobody waits to be mended who cannot be", "core.lead.intents", "return made and len(here) >=", "return made or len(here) >=", "stopped-with-too-few-to-save"),
     # What is kept by those who were put out.
