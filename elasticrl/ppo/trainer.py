@@ -93,12 +93,13 @@ class Trainer:
         self._valued: tuple[torch.Tensor, ...] = ()  # values, advantages and returns of the critic's last pass
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
-        self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
-            "actor": self.actor_loss,
-            "critic": self.critic_loss,
-        }
         self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
+
+    @property
+    def losses(self) -> dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]]:
+        """What each role is trained by."""
+        return {"actor": self.actor_loss, "critic": self.critic_loss}
 
     @property
     def turns(self) -> bool:
