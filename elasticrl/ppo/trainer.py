@@ -89,17 +89,20 @@ class Trainer:
         apart = engine is not None and not engine.by_lane
         asked = scorer is not None and not all(isinstance(part, Function) for part in rewards.parts_of(scorer).values())
         self.heard = self._hears(staleness)
-        self.together = flow.together(ppo, tied=roles.tied)
         self._valued: tuple[torch.Tensor, ...] = ()  # values, advantages and returns of the critic's last pass
         self.flow = flow.of(ppo, tied=roles.tied, staleness=staleness, apart=apart, asked=asked, turns=self.turns)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
+        self.losses: dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]] = {
+            "actor": self.actor_loss,
+            "critic": self.critic_loss,
+        }
         self.parts = parts_of(ppo, lanes, sizes)
         self.idle = Idle({})
 
     @property
-    def losses(self) -> dict[str, Callable[[Rows, Entries, Tally], torch.Tensor]]:
-        """What each role is trained by."""
-        return {"actor": self.actor_loss, "critic": self.critic_loss}
+    def together(self) -> bool:
+        """Are the values made in the first update of the critic?"""
+        return flow.together(self.ppo, tied=self.roles.tied)
 
     @property
     def turns(self) -> bool:
