@@ -36,9 +36,9 @@ KERNEL_SIEVE: Final = (
     b"table full", b"uvm_spin", b"reboot", b"timeout",
 )  # fmt: skip
 ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
-#: "memory: 30.1GiB(40%)", "peak_memory_alloc:12.3": what trainers print of each step, and no failure.
-_METER = re.compile(
-    rb"emory(?:[\w./-]{0,40}[\"']?[:= |(]{1,4}[\d.]{1,12} ?(?:[kKMGT]i?B|%)|"
+#: Not "memory: 30.1GiB(40%)", "peak_memory_alloc:12.3": what trainers print of each step, and no failure.
+_EMORY = re.compile(
+    rb"emory(?![\w./-]{0,40}[\"']?[:= |(]{1,4}[\d.]{1,12} ?(?:[kKMGT]i?B|%)|"
     rb"[\w./-]{0,30}_(?:gb|mb|gib|GB|MB|GiB|pct|percent|active|alloc|allocated|reserved)[\"')]?[:= |]{1,4}[\d.])"
 )
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
@@ -460,21 +460,26 @@ def _hits(data: bytes, end: int, whole: int) -> Iterator[int]:
         begin = after
     kernel = data.find(b"kernel:", 0, end) >= 0 or _KERNEL.search(data, 0, min(end, 4096)) is not None
     for word in SIEVE + KERNEL_SIEVE if kernel else SIEVE:
-        at = data.find(word, 0, end)
+        at = _found(data, word, 0, end)
         while at >= 0:
             if word == b"NCCL" and data.startswith(b" INFO", at + 4):
                 # NCCL_DEBUG=INFO fills logs with thousands of these, and none is a failure.
                 at = data.find(word, at + 9, end)
-                continue
-            if word == b"emory" and _METER.match(data, at):
-                at = data.find(word, at + 5, end)
                 continue
             yield at
             line_end = data.find(b"\n", at, end)
             if line_end < 0:
                 # A long line without an end: a hit every LINE bytes will do.
                 line_end = at + LINE
-            at = data.find(word, line_end, end)
+            at = _found(data, word, line_end, end)
+
+
+def _found(data: bytes, word: bytes, start: int, end: int) -> int:
+    """Where it stands next, as data.find has it."""
+    if word != b"emory":
+        return data.find(word, start, end)
+    found = _EMORY.search(data, start, end)
+    return found.start() if found else -1
 
 
 def _around(data: bytes, start: int, end: int, hit: int) -> bytes:
