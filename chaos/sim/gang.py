@@ -282,7 +282,8 @@ class Gang:
         self.digest = chain(self.digest, self.version, self.ranges)
         for node in self.seats:
             self._keep(node)
-        if self.version % (self.cluster.updates * self.cluster.shape.script_saves) == 0:
+        saves = self.cluster.shape.script_saves
+        if saves == 1 or self.version % (self.cluster.updates * saves) == 0:
             self.cluster.own = (self.version, self.digest)  # of a script
         generation, step = self.plan.generation, self.attempted
         if self.late:
