@@ -13,7 +13,8 @@ from ppo_job import job
 from elasticrl.config.training import Evaluate
 from elasticrl.ppo import tiny
 from elasticrl.ppo.evaluation import CUT, cut, pass_at
-from elasticrl.ppo.rewards import Function, Weighted
+from elasticrl.ppo.handed import SCORES
+from elasticrl.ppo.rewards import Function, Scored, Weighted
 from elasticrl.ppo.staleness import Staleness
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
@@ -81,6 +82,20 @@ def test_a_scorer_is_asked_about_no_more_at_once_than_in_training_and_in_the_pha
         assert max(size for size, _ in its) == (scored or 9)
         assert sum(size for size, _ in its) == 30, trained
     assert figures[0] == figures[1]
+
+
+def test_the_scores_of_an_evaluation_are_those_that_the_member_which_asks_was_told(folders, monkeypatch):
+    """Another member of a team does not ask its own scorer, which may say something else."""
+    held_out = Evaluate(every=1, prompts="x", samples=2, temperature=1.0, limit=10)
+    scorer = Function("mine", lambda answers: [1.0] * len(answers))
+    trainer, _ = job(folders["qwen2"], evaluate=held_out, steps=1, scorer=scorer)
+
+    def told(_self, ask, kind):
+        found = ask()
+        return {k: Scored(scores=[-3.0] * len(its.scores)) for k, its in found.items()} if kind is SCORES else found
+
+    monkeypatch.setattr(type(trainer.run), "ask_once", told)
+    assert [found.figures["score"] for found in trainer.step(0).evaluated] == [-3.0]
 
 
 def test_what_each_of_several_rewards_said_is_among_the_metrics_of_a_step_and_an_evaluation(folders):
