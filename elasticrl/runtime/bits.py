@@ -154,4 +154,8 @@ def _probe(device: str) -> str:
             digest.update(result.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     with torch.no_grad():
         digest.update(repr(some(100_000).sum().item()).encode())
+        if device == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            x, w = some(5, 67), some(96, 67)  # answers are generated with these products
+            made = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")  # noqa: SLF001 - torch shows it nowhere
+            digest.update(made.numpy().tobytes())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ these requests and their answers alone. So it does not matter who generates a bl
 through the model by their lengths, in a few passes; then each pass makes one token of each answer. Rows that have ended leave.
 Requests of no block each have the shapes that are the same for all, of `rows` rows: what is missing is filled up with copies.
 Noise is one uniform number per token from the request's own seed, turned into a token by the inverse of the cumulated
-probabilities.
+probabilities. Where a product's rows do not depend on each other, several blocks share a pass, and nobody sees it in the bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.nn.functional import pad
 from elasticrl.ppo.losses import logprobs, tempered
 from elasticrl.ppo.rollout import room
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
-from elasticrl.ppo.rollout.lean import Lean
+from elasticrl.ppo.rollout.lean import Lean, Next
+from elasticrl.ppo.rollout.products import quick
 from elasticrl.ppo.sizes import width_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FINENESS = 2.0**40  # of a probability, when it becomes a whole number
 MIN_ROWS = 8  # matrix products of fewer than about 5 rows take other kernels, which give other bits than a larger batch
 PARTS = 4  # passes over a block's prompts at most
+CROWD = 64  # rows that go on together, if bits let them
 CROWDED = 0.75  # a block becomes smaller as soon as no more than this part of its rows goes on
 Part = tuple[list[int], int]  # rows of a block, and how wide their prompts are
 
@@ -52,7 +54,7 @@ class TorchEngine:
         self.check = check
         self.rows = max(sampling.rows, MIN_ROWS)
         self.version = 0
-        self._fits = False
+        self.fits = False
         self._lean: Lean | None = None
 
     def publish(self, version: int) -> None:
@@ -67,13 +69,17 @@ class TorchEngine:
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
             )
         self.model.eval()
-        self._fits = room.fits(self.model)
-        self._lean = Lean.of(self.model) if self._fits else None
-        with _whole(self.model, self.whole) as stays:
+        self.fits = room.fits(self.model)
+        keep = self.whole or not self.lockstep  # else a pass puts together what would be packed, and lets go of it
+        with _whole(self.model, self.whole) as stays, quick(self.model, keep=keep) as apart:
+            self._lean = Lean.of(self.model) if self.fits else None
             every = self.lockstep and not stays
             # Without requests a block of padding goes through all the same: it may be a collective.
             blocks = list(together(requests, self.rows)) or [[]]
-            parts = [self._block([requests[at] for at in block], every) for block in blocks]
+            asked = [[requests[at] for at in block] for block in blocks]
+            groups = crowds([len(block) for block in blocks], CROWD if apart and self._lean else 1)
+            parts = [part for group in groups for part in self._beside([asked[at] for at in group], every)]
+            self._lean = None  # it holds the weights
         back = torch.tensor([at for block in blocks for at in block], dtype=torch.long).argsort()
         tokens, attention, mask, scores, ended = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return Samples(
@@ -86,88 +92,46 @@ class TorchEngine:
             version=version,
         )
 
-    def _block(self, requests: Sequence[Request], every: bool) -> tuple[torch.Tensor, ...]:
-        s, real = self.sampling, len(requests)
-        filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0, block="nothing")
-        alone = not filler.block  # one shape for all
-        filled = [*requests, *[filler] * ((self.rows if alone else 1) - real)]
-        device = next(self.model.parameters()).device
-        prompt_width = filler.width or s.prompt_tokens
-        prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], prompt_width, s.pad))
-        noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
-        eos = torch.tensor(s.eos, device=device)
-
-        rows = len(filled)
-        response = torch.full((rows, s.max_tokens), s.pad, device=device)
-        mask = torch.zeros(rows, s.max_tokens, dtype=torch.bool, device=device)
-        scores = torch.zeros(rows, s.max_tokens, device=device)
-        ended = torch.arange(rows, device=device) >= real  # copies need not go on
-        # All of what follows a prompt is attended to, padding after the end as well: nobody reads what it makes.
-        attention = torch.cat([seen, torch.ones_like(mask)], 1)
-        position = (seen.long().cumsum(1) - 1).clamp(min=0)
-        parts, of = [(list(range(rows)), prompt_width)], list(range(rows))
-        if not alone and self._fits:  # a prompt of several requests goes through once
-            firsts = {prompt: at for at, prompt in reversed([*enumerate(r.prompt for r in filled)])}
-            of = [firsts[r.prompt] for r in filled]
-            parts = by_length({at: len(filled[at].prompt) for at in sorted(set(of))}, prompt_width)
-        prefilled = prompts, attention[:, :prompt_width], position
-        logits, cache = self._prompts(*prefilled, parts, torch.tensor(of, device=device), PARTS if every else 0)
-        here, position = torch.arange(rows, device=device), position[:, -1:]  # the rows that are still gone on with
-        begin = 0  # before it nobody of these has a token
-        for t in range(s.max_tokens):
+    def _beside(self, blocks: Sequence[Sequence[Request]], every: bool) -> list[tuple[torch.Tensor, ...]]:
+        """What several blocks make whose tokens go through the model in one pass."""
+        begun = [_Block(self, requests, every) for requests in blocks]
+        going, logits = begun, [block.logits for block in begun]
+        for t in range(self.sampling.max_tokens):
             if t:
                 self.check()
-                logits = self._next(
-                    response[here, t - 1 : t], attention[here, begin : prompt_width + t], position, cache, first=t == 1
-                )
-            token, over = draw(logits, noise[here, t], s), ended[here]
-            mask[here, t] = ~over
-            response[here, t] = torch.where(over, s.pad, token)
-            scores[here, t] = torch.where(over, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
-            over = over | torch.isin(token, eos)
-            ended[here] = over
-            position = position + 1
-            left = len(here) - int(over.sum())
-            if not left and not every:
+                logits = self._next([block.next(t) for block in going], first=t == 1)
+            going = [block for block, its in zip(going, logits, strict=True) if block.take(t, its)]
+            if not going:
                 break
-            if not alone and self._fits and 0 < left <= CROWDED * len(here):
-                stay = (~over).nonzero()[:, 0]
-                here, position = here[stay], position[stay]
-                before, begin = begin, prompt_width - max(len(filled[at].prompt) for at in here.tolist())
-                for layer in cache.layers:
-                    layer.leave(stay, begin - before)
-        tokens, seen = (
-            pad(x, (s.prompt_tokens - prompt_width, 0), value=v) for x, v in ((prompts, s.pad), (seen, False))
-        )
-        found = (torch.cat([tokens, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
-        there = tuple(value[:real].cpu() for value in found)
+        made = [block.made() for block in begun]
         self.check()  # of what an aborted collective let through nobody has seen anything yet
-        return there
+        return made
 
-    def _next(
-        self, tokens: torch.Tensor, seen: torch.Tensor, position: torch.Tensor, cache: Any, *, first: bool
-    ) -> torch.Tensor:
-        """[rows, vocabulary] after these tokens, [rows, 1]. The `first` time the model's own pass judges the lean one."""
+    def _next(self, blocks: Sequence[Next], *, first: bool) -> list[torch.Tensor]:
+        """[rows, vocabulary] after each block's tokens. The `first` time the model's own passes judge the lean one."""
         if self._lean and not first:
-            return self._lean(tokens, seen, position, cache)
-        found = self._lean(tokens, seen, position, cache) if self._lean else None
+            return self._lean(blocks)
+        found = self._lean(blocks) if self._lean else None
         if found is not None:
-            for layer in cache.layers:
-                layer.forget()
-        out: Any = self.model(
-            input_ids=tokens,
-            attention_mask=seen,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: torch.Tensor = out.logits[:, -1]
-        if found is not None and not torch.equal(found, logits):
+            for block in blocks:
+                for layer in block.cache.layers:
+                    layer.forget()
+        made: list[torch.Tensor] = []
+        for block in blocks:
+            out: Any = self.model(
+                input_ids=block.tokens,
+                attention_mask=block.seen,
+                position_ids=block.position,
+                past_key_values=block.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            made.append(out.logits[:, -1])
+        if found is not None and not all(torch.equal(ours, its) for ours, its in zip(found, made, strict=True)):
             self._lean = None
-        return logits
+        return made
 
-    def _prompts(
+    def prompts(
         self,
         prompts: torch.Tensor,
         seen: torch.Tensor,
@@ -197,9 +161,106 @@ class TorchEngine:
         logits = torch.empty_like(made[0][3][:1]).repeat(len(prompts), 1)
         for rows, places, _, mine in made:
             logits[rows] = mine[places]
-        if not self._fits:
+        if not self.fits:
             return logits, made[0][2]
         return logits, room.joined([(rows, places, cache) for rows, places, cache, _ in made], whole)
+
+
+class _Block:
+    """Answers that are generated together."""
+
+    def __init__(self, engine: TorchEngine, requests: Sequence[Request], every: bool) -> None:
+        s, real = engine.sampling, len(requests)
+        filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0, block="nothing")
+        alone = not filler.block  # one shape for all
+        filled = [*requests, *[filler] * ((engine.rows if alone else 1) - real)]
+        device = next(engine.model.parameters()).device
+        width = filler.width or s.prompt_tokens
+        self.sampling, self.real, self.every, self.leaves = s, real, every, engine.fits and not alone
+        self.lengths, self.width = [len(r.prompt) for r in filled], width
+        self.prompts, self.seen = (x.to(device) for x in left_padded([r.prompt for r in filled], width, s.pad))
+        self.noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
+        self.eos = torch.tensor(s.eos, device=device)
+
+        rows = len(filled)
+        self.response = torch.full((rows, s.max_tokens), s.pad, device=device)
+        self.mask = torch.zeros(rows, s.max_tokens, dtype=torch.bool, device=device)
+        self.scores = torch.zeros(rows, s.max_tokens, device=device)
+        self.ended = torch.arange(rows, device=device) >= real  # copies need not go on
+        # All of what follows a prompt is attended to, padding after the end as well: nobody reads what it makes.
+        self.attention = torch.cat([self.seen, torch.ones_like(self.mask)], 1)
+        position = (self.seen.long().cumsum(1) - 1).clamp(min=0)
+        parts, of = [(list(range(rows)), width)], list(range(rows))
+        if self.leaves:  # a prompt of several requests goes through once
+            firsts = {prompt: at for at, prompt in reversed([*enumerate(r.prompt for r in filled)])}
+            of = [firsts[r.prompt] for r in filled]
+            parts = by_length({at: self.lengths[at] for at in sorted(set(of))}, width)
+        prefilled = self.prompts, self.attention[:, :width], position
+        passes = PARTS if every else 0
+        self.logits, self.cache = engine.prompts(*prefilled, parts, torch.tensor(of, device=device), passes)
+        self.here, self.position = (
+            torch.arange(rows, device=device),
+            position[:, -1:],
+        )  # the rows that are still gone on with
+        self.begin = 0  # before it nobody of these has a token
+
+    def next(self, t: int) -> Next:
+        """What the token `t` of each row is made of."""
+        return Next(
+            tokens=self.response[self.here, t - 1 : t],
+            seen=self.attention[self.here, self.begin : self.width + t],
+            position=self.position,
+            cache=self.cache,
+        )
+
+    def take(self, t: int, logits: torch.Tensor) -> bool:
+        """Each row's token `t`, [rows, vocabulary]. Does anybody go on?"""
+        here, s = self.here, self.sampling
+        token, over = draw(logits, self.noise[here, t], s), self.ended[here]
+        self.mask[here, t] = ~over
+        self.response[here, t] = torch.where(over, s.pad, token)
+        self.scores[here, t] = torch.where(over, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
+        over = over | torch.isin(token, self.eos)
+        self.ended[here] = over
+        self.position = self.position + 1
+        left = len(here) - int(over.sum())
+        if self.leaves and 0 < left <= CROWDED * len(here):
+            stay = (~over).nonzero()[:, 0]
+            self.here, self.position = here[stay], self.position[stay]
+            before, self.begin = self.begin, self.width - max(self.lengths[at] for at in self.here.tolist())
+            for layer in self.cache.layers:
+                layer.leave(stay, self.begin - before)
+        return bool(left) or self.every
+
+    def made(self) -> tuple[torch.Tensor, ...]:
+        """The columns of its samples."""
+        s = self.sampling
+        tokens, seen = (
+            pad(x, (s.prompt_tokens - self.width, 0), value=v) for x, v in ((self.prompts, s.pad), (self.seen, False))
+        )
+        found = (
+            torch.cat([tokens, self.response], 1), torch.cat([seen, self.mask], 1), self.mask, self.scores, self.ended,
+        )  # fmt: skip
+        return tuple(value[: self.real].cpu() for value in found)
+
+
+def crowds(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Which blocks go on together, by their rows: as many, one after the other, as have no more rows than `most`.
+
+    >>> crowds([16, 16, 40, 100, 8], 64)
+    [[0, 1], [2], [3], [4]]
+    >>> crowds([16, 16], 1)
+    [[0], [1]]
+    """
+    found: list[list[int]] = []
+    rows = most + 1
+    for at, size in enumerate(sizes):
+        if rows + size > most:
+            found.append([])
+            rows = 0
+        found[-1].append(at)
+        rows += size
+    return found
 
 
 def together(requests: Sequence[Request], rows: int) -> Iterator[list[int]]:

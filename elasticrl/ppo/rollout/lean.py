@@ -3,24 +3,39 @@
 The idea: a pass of one token is small, and half of its time went into Python. These are the same operations on the same values
 in the same order, so their bits are the model's, for the few kinds of models whose layers are alike. Who uses it compares its
 first pass with the model's, and goes on with the model where they differ.
+
+Where a product's rows do not depend on each other (`products`), the answers of several blocks share a pass. What is not rounded
+exactly, and may take another way with more rows, is done block by block: so the bits of an answer follow from its block alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KINDS: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-Product = tuple[torch.Tensor, torch.Tensor | None]  # weight, bias
+EVEN: Final = (
+    64  # a multiple of what a processor takes at once: what is left over at the end it computes in another way
+)
 Norm = tuple[torch.Tensor, float]  # weight, epsilon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What a block's next token is made of."""
+
+    tokens: torch.Tensor  # [rows, 1]
+    seen: torch.Tensor  # [rows, width] bool: what they attend to, themselves included
+    position: torch.Tensor  # [rows, 1]
+    cache: Any
 
 
 class Lean:
@@ -28,7 +43,7 @@ class Lean:
 
     def __init__(self, model: Any) -> None:
         body = model.model
-        self.embed, self.rotary, self.head = body.embed_tokens.weight, body.rotary_emb, _product(model.lm_head)
+        self.embed, self.rotary, self.head = body.embed_tokens.weight, body.rotary_emb, model.lm_head.forward
         self.norm = _norm(body.norm)
         self.layers = [_Layer(layer) for layer in body.layers]
 
@@ -48,14 +63,17 @@ class Lean:
             return None
         return Lean(model)
 
-    def __call__(self, tokens: torch.Tensor, seen: torch.Tensor, position: torch.Tensor, cache: Any) -> torch.Tensor:
-        """[rows, vocabulary] of tokens [rows, 1]; `seen` [rows, width] says what they attend to, themselves included."""
-        hidden = self.embed[tokens]
-        mask = None if bool(seen.all()) else seen[:, None, None, :]
-        cos, sin = (it.unsqueeze(1) for it in self.rotary(hidden, position))
-        for layer, kept in zip(self.layers, cache.layers, strict=True):
-            hidden = layer(hidden, cos, sin, mask, kept)
-        return linear(normed(hidden, self.norm), *self.head)[:, -1]
+    def __call__(self, blocks: Sequence[Next]) -> list[torch.Tensor]:
+        """[rows, vocabulary] of each block."""
+        rows = [len(block.tokens) for block in blocks]
+        hidden = self.embed[_joined([block.tokens for block in blocks])]
+        turns = [self.rotary(hidden, block.position) for block in blocks]
+        cos, sin = (_joined(list(its)).unsqueeze(1) for its in zip(*turns, strict=True))
+        masks = [None if bool(block.seen.all()) else block.seen[:, None, None, :] for block in blocks]
+        for i, layer in enumerate(self.layers):
+            kept = [block.cache.layers[i] for block in blocks]
+            hidden = layer(hidden, cos, sin, list(zip(rows, masks, kept, strict=True)))
+        return list(self.head(normed(hidden, self.norm))[:, -1].split(rows))
 
 
 class _Layer:
@@ -64,26 +82,37 @@ class _Layer:
         self.attention, self.act = attention, mlp.act_fn
         self.size, self.scaling = attention.head_dim, attention.scaling
         self.before, self.between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        self.q, self.k, self.v, self.o = (_product(getattr(attention, f"{name}_proj")) for name in "qkvo")
-        self.gate, self.up, self.down = _product(mlp.gate_proj), _product(mlp.up_proj), _product(mlp.down_proj)
+        self.q, self.k, self.v, self.o = (getattr(attention, f"{name}_proj").forward for name in "qkvo")
+        self.gate, self.up, self.down = mlp.gate_proj.forward, mlp.up_proj.forward, mlp.down_proj.forward
         self.q_norm, self.k_norm = (
             _norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
 
     def __call__(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor | None, kept: Any
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, blocks: Sequence[tuple[int, Any, Any]]
     ) -> torch.Tensor:
-        inner, shape = normed(hidden, self.before), (len(hidden), 1, -1, self.size)
-        q, k = linear(inner, *self.q).view(shape), linear(inner, *self.k).view(shape)
+        inner, shape, rows = normed(hidden, self.before), (len(hidden), 1, -1, self.size), [one[0] for one in blocks]
+        q, k = self.q(inner).view(shape), self.k(inner).view(shape)
         if self.q_norm and self.k_norm:
             q, k = normed(q, self.q_norm), normed(k, self.k_norm)
         q, k = (turned(it.transpose(1, 2), cos, sin) for it in (q, k))
-        keys, values = kept.update(k, linear(inner, *self.v).view(shape).transpose(1, 2))
-        made = sdpa_attention_forward(self.attention, q, keys, values, mask, scaling=self.scaling)[0]
-        hidden = hidden + linear(made.reshape(len(hidden), 1, -1).contiguous(), *self.o)
+        each = zip(*(it.split(rows) for it in (q, k, self.v(inner).view(shape).transpose(1, 2))), blocks, strict=True)
+        hidden = hidden + self.o(_joined([self._seen(*of) for of in each]))
         inner = normed(hidden, self.between)
-        inner = self.act(linear(inner, *self.gate)) * linear(inner, *self.up)
-        return hidden + linear(inner, *self.down)
+        gate, up = self.gate(inner), self.up(inner)
+        acted = self.act(gate) if not gate.shape[-1] % EVEN else _joined([self.act(its) for its in gate.split(rows)])
+        return hidden + self.down(acted * up)
+
+    def _seen(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: tuple[int, Any, Any]) -> torch.Tensor:
+        """What a block's rows attend to."""
+        rows, mask, kept = block
+        keys, values = kept.update(k, v)
+        made: torch.Tensor = sdpa_attention_forward(self.attention, q, keys, values, mask, scaling=self.scaling)[0]
+        return made.reshape(rows, 1, -1).contiguous()
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -98,10 +127,6 @@ def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     """As the models' rotary embedding."""
     half = states.shape[-1] // 2
     return (states * cos) + (torch.cat((-states[..., half:], states[..., :half]), dim=-1) * sin)
-
-
-def _product(module: Any) -> Product:
-    return module.weight, module.bias
 
 
 def _norm(module: Any) -> Norm:
