@@ -174,7 +174,7 @@ class Nemesis:
             case "kill_worker":
                 node.dies("signal 9 (SIGKILL)", own=False, slot=last, signal=9)
             case "crash_worker":
-                node.dies("exit code 1: RuntimeError: CUDA error", own=True, slot=first)
+                node.dies("exit code 1: RuntimeError: CUDA error", own=True, slot=first, raised="RuntimeError")
             case "hang_worker":
                 node.hung.add(first)
                 self.cluster.watch_still(node, "reform", self.world.now)

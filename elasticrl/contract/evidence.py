@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from elasticrl.base import raised
 from elasticrl.base.value import dataclass
 
 if TYPE_CHECKING:  # a record carries facts, and facts are made of what a record says
@@ -170,6 +171,7 @@ class Evidence:
     source: str = ""  # a file, or what saw it
     generation: int | None = None  # of the gang that it speaks of; None: of none (health), or not known
     calls: tuple[Call, ...] = ()  # the rank's last collectives of `group`, the newest last
+    raised: str = ""  # the full name of the exception by which a worker ended
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""
@@ -205,7 +207,7 @@ def of_exit(ended: "Exit", *, rank: int | None = None, node: str | None = None, 
     """A worker's end as a fact."""
     return Evidence(
         kind=Kind.EXIT, sign=_sign_of_exit(ended), rank=rank, node=node, when=when, clock="core", detail=ended.cause,
-        source="agent", generation=ended.generation,
+        source="agent", generation=ended.generation, raised=ended.raised,
     )  # fmt: skip
 
 
@@ -253,10 +255,14 @@ MISTAKES = frozenset({
     "ConfigAttributeError", "IndentationError", "CompilationError",
 })  # fmt: skip
 
-#: Exceptions of the runtime's own, which are not the program's.
+#: Exceptions of the runtime's own, which are not the program's. By their full names: a program may call its own alike.
 OURS: Mapping[str, Sign] = {
-    "Diverged": Sign.DIVERGED, "Miscomputed": Sign.MISCOMPUTED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
-}  # fmt: skip
+    "elasticrl.runtime.alike.Diverged": Sign.DIVERGED,
+    "elasticrl.runtime.audited.Miscomputed": Sign.MISCOMPUTED,
+    "elasticrl.hf.frozen.OtherFiles": Sign.OTHER_FILES,
+    "elasticrl.ppo.frozen.OtherFiles": Sign.OTHER_FILES,
+    "elasticrl.runtime.vault.errors.VaultError": Sign.UNKEPT,
+}
 
 
 def _sign_of_exit(ended: "Exit") -> Sign:
@@ -266,21 +272,11 @@ def _sign_of_exit(ended: "Exit") -> Sign:
         # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
         sign = SIGNALS.get(ended.signal, Sign.KILLED)
         return Sign.KILLED if sign is Sign.TOLD else sign
-    names = _names(ended.cause)
-    if not ended.own or names & NOT_ITS_OWN:
+    if not ended.own or raised.short(ended.raised) in NOT_ITS_OWN:
         return Sign.PEER_GONE
-    return next((sign for name, sign in OURS.items() if name in names), Sign.PROGRAM)
+    return OURS.get(ended.raised, Sign.PROGRAM)
 
 
 def mistaken(fact: Evidence) -> bool:
     """Whether it is an end by an exception that only the program or its data can have brought about."""
-    return fact.kind is Kind.EXIT and fact.sign is Sign.PROGRAM and bool(_names(fact.detail) & MISTAKES)
-
-
-def _words(cause: str) -> list[str]:
-    return cause.replace("(", " ").replace(":", " ").split()
-
-
-def _names(cause: str) -> set[str]:
-    """What may be the name of an exception in it, without its module."""
-    return {word.rsplit(".", 1)[-1] for word in _words(cause)}
+    return fact.kind is Kind.EXIT and fact.sign is Sign.PROGRAM and raised.short(fact.raised) in MISTAKES

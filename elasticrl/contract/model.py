@@ -246,10 +246,11 @@ class Exit:
     generation: int
     slot: int | None  # None: not one worker of the node, but all of them
     step: int
-    cause: str  # for people, and for the names of exceptions in it
+    cause: str  # for people: nothing is decided by it
     own: bool
     signal: int = 0  # that ended it
     sign: Sign | None = None  # what its agent or the kernel knows of it; None: nothing beside the above
+    raised: str = ""  # the full name of the exception that ended it ("torch.distributed.DistStoreError"); "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

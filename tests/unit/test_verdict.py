@@ -333,7 +333,7 @@ def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
 def test_a_full_disk_explains_no_mistake_of_the_program() -> None:
     """Found live: a bad prompt, seconds after a disk had been full, was blamed on the disk."""
     full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
-    bad = ended(6, "exit code 1: ValueError: bad prompt 3", own=True)
+    bad = ended(6, "exit code 1: ValueError: bad prompt 3", own=True, raised="ValueError")
     verdict = judge([full, bad], EIGHT)
     assert (verdict.fault, verdict.ranks) == (Fault.USER_ERROR, (6,))
     assert "bad prompt 3" in verdict.cause
