@@ -261,6 +261,11 @@ class Gang:
                 f"exit code 1: {kind}: bad prompt, {self.plan.generation} tokens", own=True, raised=kind
             )
             return
+        if self.attempted == self.cluster.refused_step:
+            name = "DistNetworkError"
+            for node in self.seats:
+                node.dies(f"exit code 1: {name}: Connection refused", own=False, raised=f"torch.distributed.{name}")
+            return
         for node in self.seats:
             if node.sick and node.alive:
                 node.dies("exit code 1: RuntimeError: bad memory", own=True, raised="RuntimeError")

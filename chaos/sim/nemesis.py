@@ -164,6 +164,12 @@ class Nemesis:
                 return None
             self.cluster.loop_step = gang.attempted + int(fault.value)
             return (), None
+        if kind == "refused_loop":
+            gang = self.cluster.running
+            if gang is None or self.cluster.refused_step is not None:
+                return None
+            self.cluster.refused_step = gang.attempted + int(fault.value)
+            return (), None
         if kind == "sick_node":
             node.sick = True
             return touched, partial(setattr, node, "sick", False)

@@ -75,6 +75,9 @@ class Strike:
     step: int
     count: int
     mixed: bool = False  # other failures were counted with it
+    unblamed: int = (
+        0  # of `count`: gangs whose workers all ended as if a peer had gone, and nobody is known to have gone
+    )
 
 
 @dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict

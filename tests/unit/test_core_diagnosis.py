@@ -21,7 +21,6 @@ from elasticrl.core.node import dossier
 from elasticrl.core.node.suspect import probe_links
 from elasticrl.core.step import step
 
-
 DIVERGED = "elasticrl.runtime.alike.Diverged"
 
 
