@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from elasticrl.agent import exits, pool
 from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot
+from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import LOADING, Exit
 from elasticrl.contract.wire import Ended
 
@@ -47,7 +48,7 @@ class Ends:
             number=self._number, rank=process.rank, core=exits.core_of(code), said=said(process.log),
             exit=Exit(
                 generation=generation if seated else 0, slot=process.slot, step=beat.step, cause=cause, own=own,
-                signal=facts.signal, sign=sign, raised=raised,
+                signal=facts.signal, sign=sign, raised=raised, phase=beat.phase if sign is Sign.HOST_STUCK else "",
             ),
         )  # fmt: skip
         self.told = (*self.told, end)[-MOST:]

@@ -172,6 +172,7 @@ class Evidence:
     generation: int | None = None  # of the gang that it speaks of; None: of none (health), or not known
     calls: tuple[Call, ...] = ()  # the rank's last collectives of `group`, the newest last
     raised: str = ""  # the full name of the exception by which a worker ended
+    phase: str = ""  # what the worker was doing, where it stood still
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""
@@ -207,7 +208,7 @@ def of_exit(ended: "Exit", *, rank: int | None = None, node: str | None = None, 
     """A worker's end as a fact."""
     return Evidence(
         kind=Kind.EXIT, sign=_sign_of_exit(ended), rank=rank, node=node, when=when, clock="core", detail=ended.cause,
-        source="agent", generation=ended.generation, raised=ended.raised,
+        source="agent", generation=ended.generation, raised=ended.raised, phase=ended.phase,
     )  # fmt: skip
 
 
@@ -226,7 +227,7 @@ def of_stall(
     fact = Evidence(
         kind=Kind.BEAT, sign=stall.sign, rank=rank, node=node, when=when, clock="core", detail=f"in {stall.phase}",
         line=str(stall), elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
-        generation=generation,
+        generation=generation, phase=stall.phase,
     )  # fmt: skip
     counted = stall.waiting and stall.collective > 0
     return replace(fact, op=stall.op, seq=stall.collective, group=GANG) if counted else fact
@@ -234,6 +235,7 @@ def of_stall(
 
 HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
 NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})  # no trouble
+SAVE = "save"  # the phase in which a checkpoint is written
 GANG = "gang"  # what the runtime's own count of collectives is called, beside torch's groups
 
 #: Signals by what they say of the process: somebody killed it, it broke, it gave up, it was asked to go.

@@ -253,6 +253,7 @@ class Exit:
     own: bool
     signal: int = 0  # that ended it
     sign: Sign | None = None  # what its agent or the kernel knows of it; None: nothing beside the above
+    phase: str = ""  # in which it stood still, and was ended for that
     raised: str = ""  # the full name of the exception that ended it ("torch.distributed.DistStoreError"); "": not known
 
 

@@ -31,7 +31,7 @@ OF_PEERS = [
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]:53321",
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Read error [10.0.0.3]:5: Connection reset by peer",
     "RuntimeError: [..gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
-    "DistBackendError: [1] is setting up NCCL via c10d key-value store, but store->get('0') got error: Connection reset by peer",
+    "DistBackendError: [1] is setting up NCCL via c10d key-value store, store->get('0') got error: Connection reset by peer",
     "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network error, 2.27.3",
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
     "torch.distributed.DistNetworkError: The client socket has failed to connect: [10.0.0.3]:29500 (Connection refused)",

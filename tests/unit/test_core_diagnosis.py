@@ -879,7 +879,7 @@ def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network()
     life.leased(2.9)
     held = plan(2, *NODES, phase=Phase.PROBE)
     life.seen(3.0, "probe", plan=held, plan_revision=20)
-    silent = Result(node="n01", peer="n02", sent=3, heard=0, tcp="connect: Connection refused")
+    silent = Result(node="n01", peer="n02", sent=3, heard=0, tcp="connect: Connection refused", refused=True)
     well = (
         Result(node="n00", peer="n01", sent=3, answered=3, heard=3),
         Result(node="n01", peer="n00", sent=3, answered=3, heard=3),
