@@ -173,6 +173,7 @@ class Evidence:
     calls: tuple[Call, ...] = ()  # the rank's last collectives of `group`, the newest last
     raised: str = ""  # the full name of the exception by which a worker ended
     phase: str = ""  # what the worker was doing, where it stood still
+    check: str = ""  # the name of the check of a machine's health that says so
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""

@@ -333,7 +333,9 @@ def transfer(task: Task, peer: str) -> Transfer:
         try:
             sock.connect(address)
         except OSError as error:
-            return Transfer(said=f"connect: {error.strerror or error}", refused=isinstance(error, ConnectionRefusedError))
+            return Transfer(
+                said=f"connect: {error.strerror or error}", refused=isinstance(error, ConnectionRefusedError)
+            )
         sent, begin = 0, time.monotonic()
         try:
             sock.sendall(digest(task.token) + b"B")

@@ -50,7 +50,14 @@ def test_where_a_rank_was_before_is_not_put_beside_where_others_are_now() -> Non
 
 def test_a_machine_that_is_in_order_again_is_not_held_to_have_been_the_cause() -> None:
     full = fact(
-        Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, source="health", detail="checkpoint.space: 0 GiB"
+        Sign.DISK_FULL,
+        None,
+        None,
+        node="n01",
+        kind=Kind.DISK,
+        source="health",
+        detail="checkpoint.space: 0 GiB",
+        check="checkpoint.space",
     )
     well = replace(full, sign=Sign.HEALTHY, detail="checkpoint.space: in order again")
     known = dossier.file(dossier.file((), [full], 1.0), [well], 5.0)

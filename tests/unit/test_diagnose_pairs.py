@@ -163,7 +163,9 @@ def test_an_end_that_was_alone_with_its_test_says_nothing_of_the_way() -> None:
     assert [fact.sign for fact in findings([alone], waited=True)] == [Sign.UNREACHABLE], "it had time to begin"
     both = findings([alone, replace(alone, node="n1", peer="n0")])
     assert [fact.sign for fact in both] == [Sign.UNREACHABLE], "both were there, and something between them refuses"
-    assert [fact.sign for fact in findings([replace(alone, tcp="connect: refused", refused=False)])] == [Sign.UNREACHABLE]
+    assert [fact.sign for fact in findings([replace(alone, tcp="connect: refused", refused=False)])] == [
+        Sign.UNREACHABLE
+    ]
     several = findings([alone, replace(alone, node="n2")])
     assert [fact.sign for fact in several] == [Sign.UNREACHABLE] * 2, "nobody is there"
 
@@ -229,7 +231,9 @@ def test_a_healthy_probe_is_no_fault() -> None:
 def test_a_result_survives_json_and_what_is_none_is_refused() -> None:
     assert result_of(VIEW.plain()) == VIEW
     assert result_of(replace(VIEW, refused=True).plain()).refused
-    for wrong in (None, [], {}, {"node": "a"}, {**VIEW.plain(), "refused": 1}, {**VIEW.plain(), "sent": True}, {**VIEW.plain(), "sent": "x"}, {**VIEW.plain(), "peer": 3}):
+    known = VIEW.plain()
+    bad = ({**known, "refused": 1}, {**known, "sent": True}, {**known, "sent": "x"}, {**known, "peer": 3})
+    for wrong in (None, [], {}, {"node": "a"}, *bad):
         with pytest.raises(ValueError, match="result"):
             result_of(wrong)
 

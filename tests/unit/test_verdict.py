@@ -334,7 +334,9 @@ def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
     ("phase", "fault"),
     [("save", Fault.DISK), ("save_eval", Fault.HOST_HANG), ("savepoint", Fault.HOST_HANG), ("update", Fault.HOST_HANG)],
 )
-def test_a_full_disk_explains_who_stands_in_a_save_and_in_no_phase_that_is_called_alike(phase: str, fault: Fault) -> None:
+def test_a_full_disk_explains_who_stands_in_a_save_and_in_no_phase_that_is_called_alike(
+    phase: str, fault: Fault
+) -> None:
     full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
     assert judge([full, stalled(6, phase, waiting=False)], EIGHT).fault is fault
     hung = ended(6, "stalled in it for 12.0 s (budget 10.0 s)", sign=Sign.HOST_STUCK, phase=phase)

@@ -38,7 +38,7 @@ def losses(scene: Scene) -> Move | None:
     ended = own or _unblamed(scene)
     if ended:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
-        cause, step = Cause(why=Why.FAILED, said=ended.cause), max(ended.step, scene.newest)
+        cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
         if (
             not own
