@@ -106,6 +106,14 @@ def test_a_verdict_does_not_depend_on_the_words_of_its_facts(name: str, details:
     assert dossier.speaks(told) == dossier.speaks(plain)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_no_word_that_once_meant_something_changes_a_verdict(name: str) -> None:
+    plain = CASES[name]
+    for word in WORDS:
+        told = [replace(f, detail=word, line=word) for f in plain]
+        assert gist(judge(told, KNOWN)) == gist(judge(plain, KNOWN)), word
+
+
 @settings(deadline=None)
 @given(said=hostile, again=hostile)
 def test_what_a_machine_says_is_taken_back_by_the_same_check_whatever_the_words(said: str, again: str) -> None:
