@@ -95,7 +95,7 @@ MUTANTS: Final = (
     _m("a death is seen, which is proof enough", "core.judge.policy", "return verdict.confidence is Confidence.HIGH or (seen and", "return verdict.confidence is Confidence.HIGH or (False and", "a-death-is-for-a-person"),
     _m("who all say that a peer is gone have failed", "core.lead.lost_seats", "ended = own or _unblamed(scene)", "ended = own", "every-rank-of-a-script-says-its-peer-went-again-and-again"),
     _m("nor does that speak against a node", "core.lead.scene", "return of_exit(record.exit).sign is Sign.PEER_GONE", "return False", "every-rank-says-its-peer-went-again-and-again"),
-    _m("whom they lost is waited for before the end", "core.lead.lost_seats", "if not own and scene.now < (due", "if False and scene.now < (due", "victims-are-heard-of-before-the-one-that-died"),
+    _m("whom they lost is waited for before the end", "core.lead.lost_seats", "if not own and strike.count >= limit and scene.now < due:", "if False:", "victims-are-heard-of-before-the-one-that-died"),
     _m("a known death explains its victims", "core.lead.lost_seats", "        strike = explained(strike)", "        pass", "a-known-death-explains-the-victims-before-it"),
     _m("a later step is another failure", "core.lead.strikes", "if before is None or step > before.step:", "if before is None:", "same-bug-at-other-steps"),
     _m("whatever a crash loop says, it is one", "core.lead.strikes", "if own or unblamed or (same and step == before.step):", "if same and step == before.step:", "one-bug-that-says-another-thing-each-time"),

@@ -40,11 +40,8 @@ def losses(scene: Scene) -> Move | None:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
         cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
-        if (
-            not own
-            and scene.now < (due := _known_by(scene))
-            and strike.count >= scene.settings.recovery.no_progress_limit
-        ):
+        due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
+        if not own and strike.count >= limit and scene.now < due:
             return Move(
                 wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
             )
