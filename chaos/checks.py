@@ -278,7 +278,7 @@ class _Guilt:
         self.now = fact.at
         if isinstance(fact, Struck):
             self.nodes.update(fact.nodes)
-            self.loop = self.loop or fact.kind == "crash_loop"
+            self.loop = self.loop or fact.kind in {"crash_loop", "refused_loop"}
         if isinstance(fact, Struck | Eased):
             for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate", "lossy_node"))):
                 trouble.see(fact, kinds)
@@ -431,7 +431,8 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         own = any(isinstance(told, Died) and told.own for told in before)
         at_once = ends.why is Why.ENDED_AT_ONCE and own and not settings.means.joins
-        ill = looped or hung or willed or never or stalled or at_once
+        refused = ends.why is Why.CRASH_LOOP and "refused_loop" in befell  # nobody's own doing, and nobody had gone
+        ill = looped or refused or hung or willed or never or stalled or at_once
         right = {75: asked, 0: made, 70: ill}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"

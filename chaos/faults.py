@@ -112,6 +112,10 @@ KINDS: Final[dict[str, Kind]] = {
     "ask_drain": Kind(
         does="an operator drains a node if the others can spare it; in the simulator alone", reach="operator", weight=0
     ),
+    "refused_loop": Kind(
+        does="every attempt at one step ends with all workers saying that a peer refused them; in the simulator alone",
+        reach="job", weight=0,
+    ),
     "late_ways": Kind(does="a node's ways take long; one end says so, later the other", reach="node", weight=0, for_s=(3, 30)),
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),

@@ -90,6 +90,7 @@ class Cluster:
         self.committed: list[str] = []
         self.finishing: dict[str, int] = {}
         self.loop_step: int | None = None
+        self.refused_step: int | None = None
         self.late_commit = self.late_plan = 0.0
         self.steps = 0
         self.wanted: frozenset[str] = frozenset()

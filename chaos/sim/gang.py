@@ -257,11 +257,18 @@ class Gang:
         if self.cluster.loop_step is not None and self.attempted == self.cluster.loop_step:
             # One bug, and yet another text each time: found by reading, such a loop was none.
             kind = ("ValueError", "IndexError")[self.plan.generation % 2]
-            self.seats[-1].dies(f"exit code 1: {kind}: bad prompt, {self.plan.generation} tokens", own=True)
+            self.seats[-1].dies(
+                f"exit code 1: {kind}: bad prompt, {self.plan.generation} tokens", own=True, raised=kind
+            )
+            return
+        if self.attempted == self.cluster.refused_step:
+            name = "DistNetworkError"
+            for node in self.seats:
+                node.dies(f"exit code 1: {name}: Connection refused", own=False, raised=f"torch.distributed.{name}")
             return
         for node in self.seats:
             if node.sick and node.alive:
-                node.dies("exit code 1: RuntimeError: bad memory", own=True)
+                node.dies("exit code 1: RuntimeError: bad memory", own=True, raised="RuntimeError")
                 return
 
     def _astray(self) -> bool:

@@ -164,6 +164,12 @@ class Nemesis:
                 return None
             self.cluster.loop_step = gang.attempted + int(fault.value)
             return (), None
+        if kind == "refused_loop":
+            gang = self.cluster.running
+            if gang is None or self.cluster.refused_step is not None:
+                return None
+            self.cluster.refused_step = gang.attempted + int(fault.value)
+            return (), None
         if kind == "sick_node":
             node.sick = True
             return touched, partial(setattr, node, "sick", False)
@@ -174,7 +180,7 @@ class Nemesis:
             case "kill_worker":
                 node.dies("signal 9 (SIGKILL)", own=False, slot=last, signal=9)
             case "crash_worker":
-                node.dies("exit code 1: RuntimeError: CUDA error", own=True, slot=first)
+                node.dies("exit code 1: RuntimeError: CUDA error", own=True, slot=first, raised="RuntimeError")
             case "hang_worker":
                 node.hung.add(first)
                 self.cluster.watch_still(node, "reform", self.world.now)

@@ -789,15 +789,27 @@ class Node:
 
     def reset(self) -> None:
         """A script fails of a peer's end."""
-        self.dies("exit code 1: RuntimeError: Connection closed by peer", own=False)
+        said = "[pair.cc:547] Connection closed by peer"
+        self.dies(f"exit code 1: RuntimeError: {said}", own=False, raised="RuntimeError")
 
-    def dies(self, cause: str, *, own: bool, slot: int = 0, signal: int = 0, sign: Sign | None = None) -> None:
+    def dies(
+        self, cause: str, *, own: bool, slot: int = 0, signal: int = 0, sign: Sign | None = None, raised: str = ""
+    ) -> None:
         """A worker ends."""
         if not self.alive:
             return
         gang = self.gang
         at = gang.attempted if gang is not None and not self.cluster.script else self.step
-        self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own, signal=signal, sign=sign)
+        self.exit = Exit(
+            generation=self.generation,
+            slot=slot,
+            step=at,
+            cause=cause,
+            own=own,
+            signal=signal,
+            sign=sign,
+            raised=raised,
+        )
         self.cluster.broke_up_over(self.stall)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()

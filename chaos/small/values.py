@@ -40,6 +40,7 @@ OLDEST_S: Final = {
     "excused_at": 2.0,
     "stop_at": 2.0,
     "stalled_at": 4.0,
+    "failed_at": 4.0,
     "done_at": 2.0,
     "doubted": 4.0,  # a lease, and a second
     "sent": 1.0,  # until what was lost is asked again
@@ -105,7 +106,7 @@ TIMES: Final = (
     "stalled_at", "moved_at", "looked_at", "leased", "adopted", "leaving_since", "reported", "lost_since", "vacant_since",
 )  # fmt: skip
 LEAD_TIMES: Final = (
-    "since", "planned_at", "loaded_at", "parted_at", "ready_at", "stalled_at", "excused_at", "done_at", "stop_at",
+    "since", "planned_at", "loaded_at", "parted_at", "ready_at", "stalled_at", "failed_at", "excused_at", "done_at", "stop_at",
     "backend_since",
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from elasticrl.agent import exits, pool
 from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot
+from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import LOADING, Exit
 from elasticrl.contract.wire import Ended
 
@@ -32,12 +33,13 @@ class Ends:
         self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None, generation: int
     ) -> Ended:
         """One has ended, in this generation if it had a rank."""
-        message = exits.exception_of(failure.error_file_data) if failure else ""
+        told = failure.error_file_data if failure else None
+        message, raised = exits.exception_of(told), exits.raised_of(told)
         if self._script and code and code > 0:
             message = message or said(process.log)
         seated = process.slot is not None
         facts = exits.Traces(
-            code=code, message=message, killed=process.killed, sign=process.sign,
+            code=code, message=message, raised=raised, killed=process.killed, sign=process.sign,
             memory=self._memory.evidence(process.pid, code), unjoined=code == 0 and seated and beat.phase == LOADING,
         )  # fmt: skip
         cause, own, sign = exits.judge(facts)
@@ -46,7 +48,7 @@ class Ends:
             number=self._number, rank=process.rank, core=exits.core_of(code), said=said(process.log),
             exit=Exit(
                 generation=generation if seated else 0, slot=process.slot, step=beat.step, cause=cause, own=own,
-                signal=facts.signal, sign=sign,
+                signal=facts.signal, sign=sign, raised=raised, phase=beat.phase if sign is Sign.HOST_STUCK else "",
             ),
         )  # fmt: skip
         self.told = (*self.told, end)[-MOST:]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.base import raised
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import JOIN
@@ -28,17 +29,31 @@ BAD: Final = {
     signal.SIGTRAP,
 }
 
-# Exceptions that say that somebody else went away. A rank that dies of one is a victim.
+# Exceptions that say that somebody else went away, by their full names. A rank that dies of one is a victim.
+VICTIMS: Final = {
+    "elasticrl.runtime.interrupt.Broken",
+    "elasticrl.runtime.interrupt.GangError",
+    "elasticrl.runtime.interrupt.Interrupted",
+    "elasticrl.runtime.vault.errors.Outlived",
+}
+# Python's and torch's, of which a script's own error file may say the short name alone.
+KNOWN: Final = {
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionResetError",
+    "DistNetworkError",
+    "DistStoreError",
+}
+
+# The same in words, where torch, gloo or NCCL wrote them: they raise a RuntimeError. A server of the program's own that
+# refuses a connection is no peer's end, and nobody but the program can do something about it.
 VICTIM: Final = re.compile(
-    r"^(Broken|Interrupted|GangError|Outlived|DistNetworkError|DistStoreError)\b"
-    r"|[Cc]onnection (closed by peer|reset by peer|refused|was reset)"
-    r"|[Bb]roken pipe|Timed out waiting \d+ms for (recv|send)|remote process exited"
-    r"|ncclRemoteError|NCCL communicator was aborted"
+    r"(\b(pair|buffer|unbound_buffer|socket|context)\.cc:\d+\]|c10d|TCPStore|ProcessGroup[A-Z]|\bDist[A-Z]\w*Error\b)"
+    r".*([Cc]onnection (closed by peer|reset by peer|refused|was reset)|[Bb]roken pipe|Timed out waiting \d+ms for (recv|send))"
+    r"|ncclRemoteError|NCCL.*remote process exited|NCCL communicator was aborted"
 )
 
-# What all nodes ask: that it refuses a connection is no peer's end, and no node is at fault.
-SHARED: Final = re.compile(r"^RewardError\b")
-
+NAME: Final = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(:|$)")  # with which torch begins a message
 LINE_CHARACTERS: Final = 500
 
 
@@ -48,6 +63,7 @@ class Traces:
 
     code: int | None  # negative: a signal; None: nobody could say
     message: str = ""  # "ValueError: bad prompt", from torch's error file
+    raised: str = ""  # the exception's name, from there
     killed: str = ""  # why we killed it ourselves
     sign: Sign | None = None  # what that says of it
     memory: str = ""  # what the kernel says about running out of memory
@@ -73,7 +89,8 @@ def judge(facts: Traces) -> tuple[str, bool, Sign | None]:
         return f"out of memory: {facts.memory}", False, Sign.OOM_KILLED
     if facts.code is None:
         return "it ended, and nobody could say how", False, None
-    victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
+    named = facts.raised in VICTIMS or raised.short(facts.raised) in KNOWN
+    victim = named or VICTIM.search(facts.message) is not None
     if facts.code < 0:
         said = f": {facts.message}" if facts.message else ""
         own = -facts.code in BAD and not victim
@@ -99,6 +116,22 @@ def exception_of(data: Any) -> str:
     if isinstance(message, dict):
         message = message.get("message", "")
     return "" if message == "<NONE>" else str(message).split("\n", 1)[0][:LINE_CHARACTERS]
+
+
+def raised_of(data: Any) -> str:
+    """The name of the exception, as the worker told it; "" if no exception was told of.
+
+    Where a script wrote the file by torch's `@record`, that is the type's short name, which the message begins with.
+    """
+    message = data.get("message") if isinstance(data, dict) else None
+    if not isinstance(message, dict):
+        return ""
+    more = message.get("extraInfo")
+    told = more.get(raised.KEY) if isinstance(more, dict) else None
+    if isinstance(told, str):
+        return told[: raised.LONGEST]
+    begins = NAME.match(str(message.get("message", "")))
+    return begins[1][: raised.LONGEST] if begins else ""
 
 
 def core_of(code: int | None) -> str:

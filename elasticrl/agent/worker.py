@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import runpy
 import socket
@@ -20,6 +21,7 @@ from typing import Final
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from elasticrl.agent import warm
+from elasticrl.base import raised
 from elasticrl.base.parent import die_with, pass_over
 from elasticrl.base.title import title
 from elasticrl.base.value import dataclass
@@ -30,6 +32,7 @@ from elasticrl.diagnose import witness
 
 LOCAL_RANK: Final = "${local_rank}"  # what torchrun replaces in a script's arguments
 CLAIM: Final = "loaded"  # what a script calls when it has loaded all that needs no rank
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # where torch's own handler writes
 IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
@@ -67,8 +70,16 @@ def main(channel: socket.socket, job: Job) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a program raises; it goes to its log and to the error file
         traceback.print_exc()
         with contextlib.suppress(OSError):  # the disk that it goes to is full: it has ended all the same
-            get_error_handler().record_exception(error)
+            confess(error, Path(os.environ[ERROR_FILE]))
         end(1)
+
+
+def confess(error: BaseException, file: Path) -> None:
+    """As torch's `@record` does, and with the full name of what was raised: two libraries may call theirs alike."""
+    get_error_handler().record_exception(error)
+    told = json.loads(file.read_text(encoding="utf-8"))
+    told["message"]["extraInfo"][raised.KEY] = raised.name_of(error)
+    file.write_text(json.dumps(told), encoding="utf-8")
 
 
 def live(channel: socket.socket, job: Job) -> None:

@@ -104,6 +104,7 @@ class Cause:
     setting: str = ""  # the key of the configuration that decides
     fault: Fault | None = None  # of the verdict
     signal: int = 0  # that ended a worker
+    raised: str = ""  # the name of the exception that did
     said: str = ""  # in somebody else's words: shown, and never read
 
     def __str__(self) -> str:

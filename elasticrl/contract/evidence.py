@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from elasticrl.base import raised
 from elasticrl.base.value import dataclass
 
 if TYPE_CHECKING:  # a record carries facts, and facts are made of what a record says
@@ -170,6 +171,9 @@ class Evidence:
     source: str = ""  # a file, or what saw it
     generation: int | None = None  # of the gang that it speaks of; None: of none (health), or not known
     calls: tuple[Call, ...] = ()  # the rank's last collectives of `group`, the newest last
+    raised: str = ""  # the full name of the exception by which a worker ended
+    phase: str = ""  # what the worker was doing, where it stood still
+    check: str = ""  # the name of the check of a machine's health that says so
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""
@@ -205,7 +209,7 @@ def of_exit(ended: "Exit", *, rank: int | None = None, node: str | None = None, 
     """A worker's end as a fact."""
     return Evidence(
         kind=Kind.EXIT, sign=_sign_of_exit(ended), rank=rank, node=node, when=when, clock="core", detail=ended.cause,
-        source="agent", generation=ended.generation,
+        source="agent", generation=ended.generation, raised=ended.raised, phase=ended.phase,
     )  # fmt: skip
 
 
@@ -224,7 +228,7 @@ def of_stall(
     fact = Evidence(
         kind=Kind.BEAT, sign=stall.sign, rank=rank, node=node, when=when, clock="core", detail=f"in {stall.phase}",
         line=str(stall), elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
-        generation=generation,
+        generation=generation, phase=stall.phase,
     )  # fmt: skip
     counted = stall.waiting and stall.collective > 0
     return replace(fact, op=stall.op, seq=stall.collective, group=GANG) if counted else fact
@@ -232,6 +236,7 @@ def of_stall(
 
 HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
 NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})  # no trouble
+SAVE = "save"  # the phase in which a checkpoint is written
 GANG = "gang"  # what the runtime's own count of collectives is called, beside torch's groups
 
 #: Signals by what they say of the process: somebody killed it, it broke, it gave up, it was asked to go.
@@ -253,10 +258,14 @@ MISTAKES = frozenset({
     "ConfigAttributeError", "IndentationError", "CompilationError",
 })  # fmt: skip
 
-#: Exceptions of the runtime's own, which are not the program's.
+#: Exceptions of the runtime's own, which are not the program's. By their full names: a program may call its own alike.
 OURS: Mapping[str, Sign] = {
-    "Diverged": Sign.DIVERGED, "Miscomputed": Sign.MISCOMPUTED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
-}  # fmt: skip
+    "elasticrl.runtime.alike.Diverged": Sign.DIVERGED,
+    "elasticrl.runtime.audited.Miscomputed": Sign.MISCOMPUTED,
+    "elasticrl.hf.frozen.OtherFiles": Sign.OTHER_FILES,
+    "elasticrl.ppo.frozen.OtherFiles": Sign.OTHER_FILES,
+    "elasticrl.runtime.vault.errors.VaultError": Sign.UNKEPT,
+}
 
 
 def _sign_of_exit(ended: "Exit") -> Sign:
@@ -266,21 +275,11 @@ def _sign_of_exit(ended: "Exit") -> Sign:
         # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
         sign = SIGNALS.get(ended.signal, Sign.KILLED)
         return Sign.KILLED if sign is Sign.TOLD else sign
-    names = _names(ended.cause)
-    if not ended.own or names & NOT_ITS_OWN:
+    if not ended.own or raised.short(ended.raised) in NOT_ITS_OWN:
         return Sign.PEER_GONE
-    return next((sign for name, sign in OURS.items() if name in names), Sign.PROGRAM)
+    return OURS.get(ended.raised, Sign.PROGRAM)
 
 
 def mistaken(fact: Evidence) -> bool:
     """Whether it is an end by an exception that only the program or its data can have brought about."""
-    return fact.kind is Kind.EXIT and fact.sign is Sign.PROGRAM and bool(_names(fact.detail) & MISTAKES)
-
-
-def _words(cause: str) -> list[str]:
-    return cause.replace("(", " ").replace(":", " ").split()
-
-
-def _names(cause: str) -> set[str]:
-    """What may be the name of an exception in it, without its module."""
-    return {word.rsplit(".", 1)[-1] for word in _words(cause)}
+    return fact.kind is Kind.EXIT and fact.sign is Sign.PROGRAM and raised.short(fact.raised) in MISTAKES

@@ -75,6 +75,9 @@ class Strike:
     step: int
     count: int
     mixed: bool = False  # other failures were counted with it
+    unblamed: int = (
+        0  # of `count`: gangs whose workers all ended as if a peer had gone, and nobody is known to have gone
+    )
 
 
 @dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict
@@ -246,10 +249,12 @@ class Exit:
     generation: int
     slot: int | None  # None: not one worker of the node, but all of them
     step: int
-    cause: str  # for people, and for the names of exceptions in it
+    cause: str  # for people: nothing is decided by it
     own: bool
     signal: int = 0  # that ended it
     sign: Sign | None = None  # what its agent or the kernel knows of it; None: nothing beside the above
+    phase: str = ""  # in which it stood still, and was ended for that
+    raised: str = ""  # the full name of the exception that ended it ("torch.distributed.DistStoreError"); "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon t
 SLOW_MS = 1000 * LATE_S
 SLOW_TIMES = 10.0  # ... unless all of them do: so it must also be this many times the fastest
 SILENT: Final = "nothing arrives, either way"  # of a pair of which no end has had an answer of any kind
-BEGUN = "stalled after"  # how a probe says that a connection was made, and did not carry all in time
 
 
 def ring(nodes: Iterable[str]) -> tuple[str, ...]:
@@ -143,6 +142,8 @@ class Result:
     mtu: int | None = None  # what the way should carry
     largest: int | None = None  # what it did carry; None: nothing of any size was answered
     tcp: str | None = None  # "ok", or what happened
+    refused: bool = False  # the peer's kernel did: nobody listened there
+    begun: bool = False  # a connection was made, and did not carry all in time
     mbps: float | None = None  # from node to peer, over one connection
     gloo: str | None = None  # "ok", or what happened
     nccl: str | None = None  # "ok", or what happened
@@ -161,6 +162,7 @@ class Result:
 
 
 _WHOLE = frozenset({"sent", "answered", "heard", "mtu", "largest"})
+_FLAGS = frozenset({"refused", "begun"})
 _REAL = frozenset({"latency_ms", "p99_ms", "mbps", "offset_s"})
 FACTS: Final = 4000  # characters of a node's facts at most
 
@@ -171,9 +173,9 @@ def result_of(plain: object) -> Result:
         raise ValueError(f"a probe's result names no node and peer: {str(plain)[:80]}")
     known: dict[str, Any] = {}
     for field in fields(Result):
-        value = plain.get(field.name, field.default)
-        allowed = int if field.name in _WHOLE else (int, float) if field.name in _REAL else str
-        if value != field.default and (isinstance(value, bool) or not isinstance(value, allowed)):
+        value, flag = plain.get(field.name, field.default), field.name in _FLAGS
+        allowed = bool if flag else int if field.name in _WHOLE else (int, float) if field.name in _REAL else str
+        if value != field.default and (isinstance(value, bool) is not flag or not isinstance(value, allowed)):
             raise ValueError(f"a probe's result has {field.name}={str(value)[:80]!r}")
         known[field.name] = value[: FACTS if field.name == "facts" else 300] if isinstance(value, str) else value
     return Result(**known)
@@ -201,7 +203,7 @@ def findings(results: Iterable[Result], *, asked: Iterable[Pair] = (), waited: b
 def _alone(ends: Mapping[str, Result]) -> Result | None:
     """What one end says whose partner had not begun its test: its kernel refused, as nobody listened there."""
     views = tuple(ends.values())
-    alone = len(views) == 1 and not views[0].answered and not views[0].heard and "refused" in str(views[0].tcp)
+    alone = len(views) == 1 and not views[0].answered and not views[0].heard and views[0].refused
     return views[0] if alone else None
 
 
@@ -228,8 +230,9 @@ def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidenc
             return _fact(Sign.MTU, view.node, view.peer, said)
     slow = [view.latency_ms for view in seen if view.latency_ms is not None]
     late = bool(slow) and median(slow) > max(SLOW_MS, SLOW_TIMES * usual_ms)
+    began = next((view.begun for view in seen if view.tcp not in {None, "ok"}), False)
     # Where a round trip takes half a second no connection has carried its bytes in time: that it began to is no broken way.
-    if not spoke and (said := _said(seen, "tcp")) and not (late and said.startswith(BEGUN)):
+    if not spoke and (said := _said(seen, "tcp")) and not (late and began):
         return _fact(Sign.UNREACHABLE, a, b, f"datagrams pass, TCP does not ({said})")
     loss = max(view.loss for view in seen)
     if loss > LOSS:

@@ -234,7 +234,7 @@ class Crew:
             if ended.number > self._logged and (ended.rank is not None or ended.exit.own):
                 end = ended.exit
                 if self._measures:
-                    self._measures.exited(end.cause)
+                    self._measures.exited(end)
                 self.log.info(
                     "worker.exited",
                     generation=end.generation,

@@ -91,9 +91,7 @@ class Machine:
 
     def _say_unseen(self, whom: str, found: "tuple[health.Check, ...]") -> None:
         """Once, and again where it is something else: cards that cannot be asked look like cards that are well."""
-        from elasticrl.diagnose.nvidia import WHY_UNSEEN
-
-        said = "; ".join(f"{check.value}. {check.remedy}" for check in found if check.why.startswith(WHY_UNSEEN))
+        said = "; ".join(f"{check.value}. {check.remedy}" for check in found if check.unseen)
         if said and said != self._unseen.get(whom):
             self._desk.log.info("cards.unseen", said=said)
         self._unseen[whom] = said
@@ -133,7 +131,7 @@ class Machine:
         } & self._desk.place.disks.keys()
         checks += [health.silent(self._desk.place.disks[name], name) for name in sorted(hung)]
         checks += [check for whom, found in self._told.items() if whom not in hung for check in found]
-        bad = {fact.detail.partition(":")[0]: fact for fact in health.evidence(checks, node=node)}
+        bad = {fact.check: fact for fact in health.evidence(checks, node=node)}
         well = [
             replace(fact, sign=Sign.HEALTHY, detail=f"{name}: in order again")
             for name, fact in self._bad.items()

@@ -530,19 +530,19 @@ class Daemon(Resident):
 
     @property
     def seen(self) -> tuple[Store, View, str]:
-        """As Resident's."""
+        """The store, the newest view of it, and why the core does what it does."""
         node = self.joined.node
         return node.store, node.sight.view, node.loop.state.reason
 
     @property
     def planned_s(self) -> float | None:
-        """As Resident's."""
+        """How long ago the plan was adopted; None for one that was there before this daemon."""
         state = self.joined.state
         return time.monotonic() - state.adopted if state.view.generation not in {state.met, self.joined.met} else None
 
     @property
     def own(self) -> Record | None:
-        """As Resident's."""
+        """What this node would write of itself now."""
         return told_now(self.joined.state, time.monotonic())
 
     def _drain(self) -> None:

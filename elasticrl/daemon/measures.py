@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elasticrl.base.goodput import stepped
 from elasticrl.config.cluster import Telemetry
-from elasticrl.contract.model import Rung, Work
+from elasticrl.contract.model import Exit, Rung, Work
 from elasticrl.core.node.state import State
 from elasticrl.daemon.steps import Line, count
 from elasticrl.status.recovery import Done, Goodput, kind_of
@@ -50,9 +50,9 @@ class Measures:
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
 
-    def exited(self, cause: str) -> None:
+    def exited(self, left: Exit) -> None:
         """A worker ended that should not have."""
-        self.metrics.exits.labels(cause=kind_of(cause)).inc()
+        self.metrics.exits.labels(cause=kind_of(left)).inc()
 
     def stalled(self, phase: str) -> None:
         """A worker makes no progress in that phase."""

@@ -312,7 +312,7 @@ class RolloutDaemon(Resident):
 
     @property
     def seen(self) -> tuple[Store, View, str]:
-        """As Resident's."""
+        """The store, the newest view of it, and what the engine's keeper says."""
         return self.store, self.sight.view, self._told.get("note") or "generates for those who train"
 
     async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:

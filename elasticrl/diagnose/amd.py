@@ -44,7 +44,7 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
     path = shutil.which(program)
     if path is None:
         check = Check(
-            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why=nvidia.WHY_UNSEEN,
+            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why=nvidia.WHY_UNSEEN, unseen=True,
             remedy="Install amd-smi-lib (it is part of ROCm), or add /opt/rocm/bin to PATH.",
         )  # fmt: skip
         return (check,), ""
@@ -55,6 +55,7 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
             name="gpu", level=WARN, value=f"amd-smi metric: {problem}",
             why=f"{nvidia.WHY_UNSEEN} A driver that hangs, or has lost a GPU, lets nobody look.",
             remedy="See the kernel log for amdgpu's lines; the job's user must be in the groups render and video.",
+            unseen=True,
         )  # fmt: skip
         return (check,), ""
     pages = ask(path, "bad-pages", deadline)[0]

@@ -96,7 +96,9 @@ def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
 def evidence(odd: versions_of.Differs) -> Evidence:
     """As a fact. Example: torch 2.12.1, others 2.13.0"""
     detail = f"{odd.name} {odd.mine}" + (f", others {odd.usual}" if odd.usual else "")
-    return Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=odd.node, detail=detail[:200], source="doctor")
+    return Evidence(
+        kind=Kind.VERSION, sign=Sign.VERSIONS, node=odd.node, detail=detail[:200], source="doctor", check=odd.name
+    )
 
 
 def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iterator[Check]:

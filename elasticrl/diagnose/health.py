@@ -50,10 +50,11 @@ class Check:
     remedy: str = ""  # only where something should be done
     sign: Sign | None = None  # what it speaks for, should something be wrong right now
     kind: Kind | None = None
+    unseen: bool = False  # it cannot be looked at
 
     def plain(self) -> dict[str, str]:
         """For JSON."""
-        return {name: str(value) for name, value in asdict(self).items() if name not in {"sign", "kind"}}
+        return {name: str(value) for name, value in asdict(self).items() if name not in {"sign", "kind", "unseen"}}
 
 
 def evidence(checks: Iterable[Check], *, node: str | None = None) -> tuple[Evidence, ...]:
@@ -64,6 +65,7 @@ def evidence(checks: Iterable[Check], *, node: str | None = None) -> tuple[Evide
             sign=check.sign,
             node=node,
             detail=f"{check.name}: {check.value}",
+            check=check.name,
             source=HEALTH,
         )
         for check in checks

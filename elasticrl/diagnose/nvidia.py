@@ -16,7 +16,7 @@ WHY_MEMORY: Final = "Memory that a dead process holds is missing at the next sta
 
 
 def _unseen(value: str, remedy: str) -> Check:
-    return Check(name="gpu", level=WARN, value=value, why=WHY_UNSEEN, remedy=remedy)
+    return Check(name="gpu", level=WARN, value=value, why=WHY_UNSEEN, remedy=remedy, unseen=True)
 
 
 def cards(root: Path = ROOT) -> int:

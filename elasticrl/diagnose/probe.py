@@ -315,15 +315,27 @@ def mtu_towards(address: tuple[Any, ...], family: int) -> int | None:
             return None
 
 
-def transfer(task: Task, peer: str) -> tuple[str, float | None]:
-    """Whether TCP connects and carries, and how fast: ("ok", Mbit/s), or what happened."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What became of one connection: "ok", or what happened."""
+
+    said: str
+    mbps: float | None = None
+    refused: bool = False
+    begun: bool = False
+
+
+def transfer(task: Task, peer: str) -> Transfer:
+    """Whether TCP connects and carries, and how fast."""
     family, address = resolve(task.nodes[peer])
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(task.tcp_s)
         try:
             sock.connect(address)
         except OSError as error:
-            return f"connect: {error.strerror or error}", None
+            return Transfer(
+                said=f"connect: {error.strerror or error}", refused=isinstance(error, ConnectionRefusedError)
+            )
         sent, begin = 0, time.monotonic()
         try:
             sock.sendall(digest(task.token) + b"B")
@@ -335,9 +347,9 @@ def transfer(task: Task, peer: str) -> tuple[str, float | None]:
             sock.settimeout(max(0.05, begin + 2 * task.tcp_s - time.monotonic()))
             total, _ = struct.unpack("!Qd", receive(sock, 16))
         except (OSError, struct.error) as error:
-            return f"stalled after at most {sent} bytes: {error}", None
+            return Transfer(said=f"stalled after at most {sent} bytes: {error}", begun=True)
         # The sender's clock: the receiver's may begin late, and a buffer that is not empty yet would count as sent.
-        return "ok", round(total * 8 / max(time.monotonic() - begin, 1e-6) / 1e6, 1)
+        return Transfer(said="ok", mbps=round(total * 8 / max(time.monotonic() - begin, 1e-6) / 1e6, 1))
 
 
 def stubbed(task: Task, peer: str) -> str | None:
@@ -460,11 +472,11 @@ def _stream(task: Task, post: Post, result: Result, deadline: float) -> Result:
     if left_s < LEAST_S or _hole(result):
         return result  # not tested: a stream would only wait for what vanishes, and that is what takes time
     hurried = replace(task, tcp_s=min(task.tcp_s, left_s / 3))
-    tcp, mbps = transfer(hurried, peer)
-    if tcp == "ok":
+    done = transfer(hurried, peer)
+    if done.said == "ok":
         offset, facts = acquaint(hurried, peer)
         result = replace(result, nccl=stubbed(task, peer), offset_s=offset, facts=facts)
-    return replace(result, tcp=tcp, mbps=mbps)
+    return replace(result, tcp=done.said, mbps=done.mbps, refused=done.refused, begun=done.begun)
 
 
 def _hole(result: Result) -> bool:

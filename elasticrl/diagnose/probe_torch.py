@@ -134,11 +134,11 @@ class Keys(Store):
         return ask_key(self._task, self._owner, key, value)
 
     def set(self, key: str, value: Any) -> None:
-        """As torch's."""
+        """Writes at the owner of the store."""
         self._ask(key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """As torch's: waits for the key, until the deadline."""
+        """Waits for the key, until the deadline of the whole test."""
         while (value := self._ask(key, None)) is None:
             if time.monotonic() > self._deadline:
                 raise TimeoutError(f"{key} did not appear in time")
@@ -146,12 +146,12 @@ class Keys(Store):
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - the deadline of the whole counts
-        """As torch's."""
+        """Waits for each key in turn."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """As torch's."""
+        """Whether the owner has all of them now."""
         return all(self._ask(key, None) is not None for key in keys)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from elasticrl.base.parsed import parsed
 from elasticrl.base.process import state
 from elasticrl.base.value import dataclass
-from elasticrl.contract.evidence import Evidence, Kind, Sign
+from elasticrl.contract.evidence import SAVE, Evidence, Kind, Sign
 from elasticrl.contract.verdict import rank_names
 from elasticrl.diagnose import witness
 
@@ -288,10 +288,11 @@ def evidence(
     found = []
     for rank, stack in sorted(stacks.items()):
         sign, detail, op = _sign(stack)
+        saves = bool(stack.frames) and place(stack.frames).what == SAVE
         found.append(
             Evidence(
                 kind=Kind.STACK, sign=sign, rank=rank, node=node_of(rank), op=op, detail=detail, source=stack.how or "stacks",
-                line=" < ".join(map(str, stack.frames[:6])),
+                line=" < ".join(map(str, stack.frames[:6])), phase=SAVE if saves else "",
             )
         )  # fmt: skip
     return tuple(found)

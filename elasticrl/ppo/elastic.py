@@ -69,57 +69,57 @@ class ElasticRun:
 
     @property
     def streams(self) -> Streams:
-        """As Run's."""
+        """Those of the gang's run: they depend on step and update, never on who computes."""
         return self.base.streams
 
     @property
     def version(self) -> int:
-        """As Run's."""
+        """How many updates the gang has sealed."""
         return self.base.progress.count
 
     @property
     def life(self) -> str:
-        """As Run's."""
+        """The name of this job's present life, which weights and engines are marked with."""
         return self.base.life
 
     @property
     def first(self) -> bool:
-        """As Run's."""
+        """Whether this is the rank that does for the gang what one rank does."""
         return self.base.first
 
     @property
     def asks(self) -> bool:
-        """As Run's."""
+        """Whether this worker asks engines and scorers for its lanes: of a team one member does."""
         return self.base.asks
 
     def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
-        """As Run's."""
+        """One member of the team asks, and tells the others what came of it."""
         return self.base.ask_once(ask, kind)
 
     def check(self) -> None:
-        """As Run's."""
+        """Leaves the step where the gang has to form anew."""
         self.base.check("rollout")
 
     @property
     def lanes(self) -> Sequence[int]:
-        """As Run's."""
+        """The lanes that this rank carries; in lockstep its last one again until all ranks have as many."""
         mine = self.base.carried
         return [*mine, *[mine[-1]] * (self.base.rounds - len(mine))] if self.lockstep else mine
 
     def begin(self, step: int) -> None:
-        """As Run's."""
+        """Goes to this step: the buffer keeps what is of it, and times are counted from 0."""
         self.buffer.begin(step)
         self.seconds, self.own, self._within = {}, {}, [0.0, 0.0]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """As Run's."""
+        """Beats say this phase inside, and its time is counted."""
         with self.base.phase(name), self.part(name):
             yield
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """As Run's."""
+        """Counts the time inside, less that of parts inside of it; and the same less what was waited for others."""
         start, waited = time.perf_counter(), self.base.meter.waited_s
         outer, self._within = self._within, [0.0, 0.0]
         try:
@@ -132,7 +132,7 @@ class ElasticRun:
             self.own[name] = self.own.get(name, 0.0) + own - inner[1]
 
     def keep(self, stage: str, *, how: Keeps = "never") -> None:
-        """As Run's. What is cheaper to make again than to keep is made again."""
+        """Marks the stage as done, and keeps the state as `how` says. What is cheaper to make again is not kept."""
         self.buffer.done.append(stage)
         if how != "never":
             self.base.keep(always=how == "always")
@@ -140,17 +140,17 @@ class ElasticRun:
             self.buffer.rows, self.buffer.ids = {}, {}
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
-        """As Run's."""
+        """The batch's tally, folded over all ranks in the order of lanes."""
         return self.base.exchange(tallies)
 
     def gather(self, numbers: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
-        """As Run's."""
+        """Each lane's numbers, told by whoever carries it to all ranks."""
         told = self.base.tell({str(lane): list(its) for lane, its in numbers.items()})
         # Of those who carry the same lanes, the members of a team, the first ones count, as in a tally.
         return {int(lane): its for words in reversed(told) for lane, its in words.items()}
 
     def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
-        """As Run's."""
+        """One backward pass after the other, a part of a lane each. A rank with fewer makes as many all the same."""
         parts = self.base.parts_per_lane
         for number, lane in enumerate(self.base.passes(role)):
             self._lane = lane
@@ -166,16 +166,16 @@ class ElasticRun:
             self.buffer.rows[lane] = dict(rows)
 
     def twice(self, what: str, result: Callable[[int], Result], *, lends: bool = False) -> None:
-        """As Run's."""
+        """Has another rank make it once more and compare, where an audit has drawn it."""
         self.base.twice(what, result, lends=lends)
 
     def leave_out(self) -> None:
-        """As Run's."""
+        """Leaves the present pass out of the gradient."""
         assert self._lane is not None
         self._lane.leave_out()
 
     def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
-        """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
+        """Notes for the ledger which samples enter the update. Of a group's samples the first stands for their prompt."""
         prompts = [name for name in ids if name.partition(".")[2] in ("", "0")]
         tree, step = self.base.tree, self.base.progress.step
         part = tree.ppo.part(tree.lanes.count)
@@ -187,7 +187,7 @@ class ElasticRun:
     def update(
         self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
     ) -> Mapping[str, Reduced]:
-        """As Run's."""
+        """Applies all roles' gradients and seals them as one version."""
         found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps, skips=skips)
         assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
         return found

@@ -120,7 +120,7 @@ class Fsdp(Strategy):
         """Nothing to take out: the model goes with its group."""
 
     def layouts(self) -> Sequence[Layout]:
-        """As Strategy.layouts."""
+        """One unit after the other, as FSDP2 has cut them, for each member."""
         members = range(self.members)
         return [_units(self.model, self.deal.world, partial(self._part, index=index))[1] for index in members]
 

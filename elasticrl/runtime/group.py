@@ -199,23 +199,23 @@ class Wait(dist.Work):
         return self._over or (self._sliced and self._inner.is_completed())
 
     def is_success(self) -> bool:
-        """As torch's."""
+        """What the inner work says."""
         return self._inner.is_success()
 
     def exception(self) -> Any:
-        """As torch's."""
+        """What the inner work has raised, if it has."""
         return self._inner.exception()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """As torch's; waiting for it cannot be interrupted."""
+        """The inner work's. Waiting for it cannot be interrupted."""
         return self._inner.get_future()
 
     def result(self) -> list[torch.Tensor]:
-        """As torch's."""
+        """The tensors of the inner work."""
         return self._inner.result()
 
     def synchronize(self) -> None:
-        """As wait()."""
+        """Waits, and can be interrupted."""
         self.wait()
 
 
@@ -231,21 +231,21 @@ class Alone(Wait):
         return True
 
     def is_success(self) -> bool:
-        """As torch's."""
+        """Always: nobody else was asked."""
         return True
 
     def exception(self) -> Any:
-        """As torch's."""
+        """Never one."""
         return None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """As torch's."""
+        """One that is done."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result([])
         return future
 
     def result(self) -> list[torch.Tensor]:
-        """As torch's."""
+        """No tensors of its own: the caller's are the result."""
         return []
 
 
@@ -275,7 +275,7 @@ class StreamWait(Wait):
         return True
 
     def is_completed(self) -> bool:
-        """As torch's."""
+        """Whether the stream has got through it. The host has not waited."""
         return bool(self._done.query() if self._done is not None else self._inner.is_completed())
 
 
@@ -493,7 +493,7 @@ class StreamGroup(ElasticGroup):
         super().shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """As above."""
+        """Of this group, and of the one on the host beside it."""
         super().set_timeout(timeout)
         if self._host is not None:
             self._host.set_timeout(timeout)

@@ -120,7 +120,7 @@ class Asking(Store):
         self._store, self._flag, self._limit = store, flag, limit
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As torch's."""
+        """Asks until all keys are there; ends early where the flag is set, or the limit is over."""
         deadline = time.monotonic() + min(timeout or self._limit, self._limit).total_seconds()
         pause_s = 0.0005
         while not self._store.check(keys):
@@ -131,26 +131,26 @@ class Asking(Store):
             pause_s = min(2 * pause_s, 0.005)
 
     def get(self, key: str) -> bytes:
-        """As torch's: waits for the key."""
+        """Waits for the key, and has its value."""
         self.wait([key])
         return self._store.get(key)
 
     def set(self, key: str, value: str) -> None:
-        """As torch's."""
+        """Writes at once: nothing waits for it."""
         self._store.set(key, value)
 
     def add(self, key: str, value: int) -> int:
-        """As torch's."""
+        """Adds at once, and has the sum."""
         return self._store.add(key, value)
 
     def check(self, keys: list[str]) -> bool:
-        """As torch's."""
+        """Whether all keys are there now."""
         return self._store.check(keys)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """As torch's."""
+        """Writes if the value is the expected one, and has the value that is there then."""
         return self._store.compare_set(key, expected_value, desired_value)
 
     def delete_key(self, key: str) -> bool:
-        """As torch's."""
+        """Removes at once; False if there was none."""
         return self._store.delete_key(key)

@@ -68,7 +68,7 @@ class AdamW:
         return ("exp_avg", "exp_avg_sq")
 
     def update(self, old: Tensor, new: Tensor, grad: Tensor, spare: Tensor, scale: float, count: int) -> None:
-        """As Rule.update."""
+        """One fused step of AdamW, into `new`. `scale` is applied to the gradient first."""
         new.copy_(old)
         torch.mul(grad, scale, out=spare[0])
         torch._fused_adamw_(
@@ -96,7 +96,7 @@ class SGD:
         return ("momentum_buffer",) if self.momentum else ()
 
     def update(self, old: Tensor, new: Tensor, grad: Tensor, spare: Tensor, scale: float, count: int) -> None:
-        """As Rule.update."""
+        """One step of SGD, with momentum if there is any, into `new`."""
         del count  # a buffer that starts at zero makes the first step like the others
         (step, a) = spare.unbind()
         torch.mul(grad, scale, out=step)

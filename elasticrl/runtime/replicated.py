@@ -184,7 +184,7 @@ class Replicated(Strategy):
         return tuple(sorted({*odd, *(outliers([row[1] for row in rows]) if self.team else ())}))
 
     def layouts(self) -> Sequence[Layout]:
-        """As Strategy.layouts."""
+        """One striping of the buckets for each member."""
         return [striped(self._buckets(index), self.deal.world) for index in range(self.members)]
 
     def _buckets(self, index: int) -> tuple[Bucket, ...]:
@@ -262,7 +262,7 @@ class Replicated(Strategy):
     # Phase one, lane by lane.
 
     def begin(self, turn: Turn) -> Tally:
-        """As Strategy.begin."""
+        """Starts a lane's pass: its buckets take what it computes."""
         tally = super().begin(turn)
         for b, filling in enumerate(self._filling):
             filling.node, row = filling.fold.take(self.leaf(turn.lane))
@@ -310,7 +310,7 @@ class Replicated(Strategy):
         param.grad = None
 
     def listen(self, leaves: Iterable[int]) -> None:
-        """As Strategy.listen."""
+        """Expects these leaves from other ranks."""
         self._heard = {leaf: {} for leaf in leaves}
 
     def heard(self, leaf: int) -> int:

@@ -58,7 +58,7 @@ class Stock:
         return self.stepper.slots
 
     def update(self, old: Tensor, new: Tensor, grad: Tensor, spare: Tensor, scale: float, count: int) -> None:
-        """As Rule.update."""
+        """One step of torch's own optimizer, into `new`."""
         new.copy_(old)
         torch.mul(grad, scale, out=spare[0])
         group = {**dict(self.settings), "lr": self.lr}

@@ -8,15 +8,15 @@ The one idea: the stages are marked by things that happen anyway (a sign of trou
 measuring costs nothing and cannot disagree with what was done.
 """
 
-import re
 from dataclasses import replace
 from statistics import median
 
 from elasticrl.base.goodput import goodput
 from elasticrl.base.value import dataclass
 from elasticrl.contract.events import Event, Seen, Suspected, Workers
+from elasticrl.contract.evidence import of_exit
 from elasticrl.contract.level import RUNTIME, Means
-from elasticrl.contract.model import Member, Milestone, Phase, Plan, Work
+from elasticrl.contract.model import Exit, Member, Milestone, Phase, Plan, Work
 
 FLOW_OF = 16  # lines by which it is known how often one comes
 USUAL_OF = 100  # lines: minutes of long steps, a third of a minute of short ones
@@ -243,14 +243,12 @@ class Goodput:
         return goodput(self.newest - self.first, median(self.usual), now - self.since)
 
 
-def kind_of(cause: str) -> str:
-    """A cause of an exit without what differs each time, for a metric's label.
+def kind_of(left: Exit) -> str:
+    """What an exit speaks for, for a metric's label: of few words, whatever a program prints.
 
-    >>> kind_of("exit code 1: ValueError: bad prompt")
-    'exit code 1'
-    >>> kind_of("stopped in update for 3.0 s (budget 2.0 s)")
-    'stopped in update'
-    >>> kind_of("signal 9 (SIGKILL)")
+    >>> kind_of(Exit(generation=3, slot=0, step=7, cause="exit code 1: ValueError: bad prompt", own=True))
+    'program'
+    >>> kind_of(Exit(generation=3, slot=0, step=7, cause="signal 9 (SIGKILL)", own=False, signal=9))
     'signal 9'
     """
-    return re.split(r":| \(| for |; ", cause, maxsplit=1)[0][:60] or "unknown"
+    return f"signal {left.signal}" if left.signal else of_exit(left).sign.value

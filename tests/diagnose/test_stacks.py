@@ -9,7 +9,7 @@ import pytest
 from diagnose_gang import gang, stop, until
 
 from chaos.patience import patience
-from elasticrl.contract.evidence import Sign
+from elasticrl.contract.evidence import SAVE, Sign
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import recorder, witness
@@ -181,6 +181,8 @@ C10D = "/env/torch/distributed/distributed_c10d.py"
 )  # fmt: skip
 def test_a_place_is_known_by_its_innermost_telling_frame(stack: list[Frame], what: str) -> None:
     assert place(stack).what == what
+    (seen,) = evidence({0: Stack(pid=7, frames=tuple(stack))})
+    assert (seen.phase == SAVE) is (what == "save")
 
 
 def test_who_is_elsewhere_is_named_only_if_the_others_wait() -> None:

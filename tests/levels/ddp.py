@@ -28,10 +28,13 @@ def main() -> None:
     asked.add_argument(
         "--spin", type=Path, default=Path("/nowhere"), help="rank 1 computes as long as this file is there"
     )
+    asked.add_argument("--refused", action="store_true", help="where it cannot, it says that a peer is gone")
     args = asked.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     if args.only_world not in (0, world) and f" world {args.only_world} " in args.history.read_text():
+        if args.refused:
+            raise dist.DistNetworkError("The client socket has failed to connect to 10.9.8.7:1 (Connection refused)")
         raise ValueError(f"this script cannot train in a world of {world}")
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
     torch.manual_seed(0)

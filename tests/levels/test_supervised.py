@@ -35,6 +35,22 @@ def test_a_script_that_fails_for_good_ends_the_job_with_a_verdict() -> None:
         run.job.check()
 
 
+@pytest.mark.slow
+def test_a_script_that_blames_a_peer_for_good_ends_the_job_and_no_node_is_kept_out() -> None:
+    conf = {"recovery": {"no_progress_limit": 2}, "health": {"node_strikes": 2}}
+    with Running("ddp.py", "--steps", "2000", "--only-world", "3", "--refused", conf=conf) as run:
+        run.job.start(*NODES)
+        run.trains(3)
+        run.kill_node("n2")
+        assert run.ends() == [CRASH_LOOP, CRASH_LOOP]
+        (stopped,) = run.job.events("n0", "daemon.stopped")
+        assert "crash loop: " in stopped["reason"]
+        adopted = [line for name in ("n0", "n1") for line in run.job.events(name, "plan.adopted")]
+        assert not any("quarantin" in line["reason"] or "failed again" in line["reason"] for line in adopted), adopted
+        assert {end["own"] for name in ("n0", "n1") for end in run.job.events(name, "worker.exited")} == {False}
+        run.job.check()
+
+
 def test_a_driver_whose_own_processes_train_is_started_again_when_one_of_them_dies() -> None:
     with Running("driver.py", "--steps", "200", conf={"membership": {"min_nodes": 1, "max_nodes": 1}}) as run:
         run.job.start("n0")

@@ -15,6 +15,7 @@ from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 from vault_nodes import holdings
 
 from elasticrl.agent.exits import Traces, judge
+from elasticrl.base import raised
 from elasticrl.config import dumps
 from elasticrl.contract.beats import Stage
 from elasticrl.contract.model import OUTSIDE
@@ -22,6 +23,7 @@ from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.vault.errors import Outlived
 
 STEPS = 60
 FEW = 20
@@ -195,7 +197,9 @@ def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_process
         survivor.process.join(30)
         said = re.search(r"Outlived: what was made until step \d+ is lost with those who had it", survivor.text)
         assert said, survivor.text
-        assert judge(Traces(code=survivor.process.exitcode, message=said.group())) == (
+        assert judge(
+            Traces(code=survivor.process.exitcode, message=said.group(), raised=raised.name_of(Outlived()))
+        ) == (
             f"exit code 1: {said.group()}",
             False,
             None,

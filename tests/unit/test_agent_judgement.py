@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import time
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.ends import said
-from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in
+from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in, raised_of
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
+from elasticrl.agent.worker import confess
 from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot, Stage
 from elasticrl.contract.evidence import Sign
@@ -21,6 +23,28 @@ from elasticrl.core.node.suspect import Budgets
 
 BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
 BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", since=90.0, pid=7)
+
+
+BROKEN = "elasticrl.runtime.interrupt.Broken"
+#: What torch, gloo and NCCL say of a peer that went.
+OF_PEERS = [
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]:53321",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Read error [10.0.0.3]:5: Connection reset by peer",
+    "RuntimeError: [..gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+    "DistBackendError: [1] is setting up NCCL via c10d key-value store, store->get('0') got error: Connection reset by peer",
+    "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network error, 2.27.3",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "torch.distributed.DistNetworkError: The client socket has failed to connect: [10.0.0.3]:29500 (Connection refused)",
+]
+#: What a program says of a server of its own.
+OF_SERVERS = [
+    "ConnectionError: HTTPConnectionPool(host='data', port=80): Max retries exceeded ([Errno 111] Connection refused)",
+    "ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+    "RuntimeError: upload failed: Broken pipe",
+    "OSError: [Errno 32] Broken pipe",
+    "OperationalError: could not connect to server: Connection refused. Is the server running on host db?",
+    "Timed out waiting 500ms for recv",
+]
 
 
 @pytest.mark.parametrize(
@@ -39,15 +63,21 @@ BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", s
         (Traces(code=-6), "signal 6 (SIGABRT)", True),
         # A script that aborts after torch's @record has written down why.
         (Traces(code=-6, message="ValueError: bad"), "signal 6 (SIGABRT): ValueError: bad", True),
-        (Traces(code=-6, message="Broken: x"), "signal 6 (SIGABRT): Broken: x", False),
+        (Traces(code=-6, message="Broken: x", raised=BROKEN), "signal 6 (SIGABRT): Broken: x", False),
         (Traces(code=-9, killed="stopped in rollout for 12.0 s"), "stopped in rollout for 12.0 s", False),
         (Traces(code=-9, memory="Killed process 7"), "out of memory: Killed process 7", False),
         (Traces(code=None), "it ended, and nobody could say how", False),
         (
-            Traces(code=1, message="Broken: allreduce 24 was broken"),
+            Traces(code=1, message="Broken: allreduce 24 was broken", raised=BROKEN),
             "exit code 1: Broken: allreduce 24 was broken",
             False,
         ),
+        (  # a program's own, or what it printed
+            Traces(code=1, message="Broken: config line 4", raised="train.Broken"),
+            "exit code 1: Broken: config line 4",
+            True,
+        ),
+        (Traces(code=1, message="Broken: line 4"), "exit code 1: Broken: line 4", True),
         (
             Traces(code=1, message="RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1"),
             "exit code 1: RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1",
@@ -59,6 +89,18 @@ BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", s
             ),
             "exit code 1: RewardError: reward endpoint http://r/ did not answer: [Errno 111] Connection refused",
             True,
+        ),
+        *((Traces(code=1, message=said), f"exit code 1: {said}", False) for said in OF_PEERS),
+        *((Traces(code=1, message=said), f"exit code 1: {said}", True) for said in OF_SERVERS),
+        (
+            Traces(code=1, message="BrokenPipeError: x", raised="BrokenPipeError"),
+            "exit code 1: BrokenPipeError: x",
+            False,
+        ),
+        (
+            Traces(code=1, message="DistNetworkError: failed to recv", raised="torch.distributed.DistNetworkError"),
+            "exit code 1: DistNetworkError: failed to recv",
+            False,
         ),
     ],
 )
@@ -77,6 +119,28 @@ def test_the_exception_is_read_from_torchs_error_file() -> None:
     assert exception_of({"message": "<NONE>"}) == ""
     assert exception_of({"message": "plain"}) == "plain"
     assert exception_of([]) == ""
+
+
+def test_what_was_raised_is_known_by_its_full_name_where_a_worker_of_ours_told_it(tmp_path: Path, monkeypatch) -> None:
+    class Diverged(RuntimeError):
+        """A program's own."""
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error"))
+    confess(Diverged("OtherFiles: no"), tmp_path / "error")
+    told = json.loads((tmp_path / "error").read_text())
+    assert exception_of(told) == "Diverged: OtherFiles: no"
+    assert raised_of(told).startswith(f"{__name__}.test_what_was_raised")
+    del told["message"]["extraInfo"]["raised"]
+    assert raised_of(told) == "Diverged", "so it stands in torch's own error files"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, [], {}, {"message": "Diverged"}, {"message": {"message": "Diverged at 412"}}, {"message": {"message": "x y: z"}},
+     {"message": {"message": "", "extraInfo": {"raised": 7}}}, {"message": {"message": 3, "extraInfo": []}}],
+)  # fmt: skip
+def test_where_no_exception_is_told_of_there_is_no_name(data: object) -> None:
+    assert raised_of(data) == ""
 
 
 @pytest.mark.parametrize(

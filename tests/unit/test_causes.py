@@ -20,16 +20,39 @@ from elasticrl.status.picture import picture
 ROOT = Path(__file__).parents[2]
 N0, N1 = (Member(node=f"n{n}", incarnation=1) for n in range(2))
 READS = {"startswith", "endswith", "split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "find"}
+SAID = {"reason", "said", "detail", "why", "cause", "tcp"}  # fields, and variables, that bear a sentence
+#: Who may look into one, and why. Nobody here decides about a job by it.
+READERS = {
+    "elasticrl/base/parsed.py": "the text of a file that is parsed",
+    "elasticrl/cli/claims.py": "what a lock file says",
+    "elasticrl/cli/init.py": "shortens a sentence for people",
+    "elasticrl/cli/torchrun.py": "an environment variable's value",
+    "elasticrl/config/relations.py": "shortens a sentence for people",
+    "elasticrl/contract/verdict.py": "adds the names of nodes that a sentence lacks",
+    "elasticrl/core/judge/network.py": "NCCL's own words lead to another remedy, for people",
+    "elasticrl/diagnose/afar_probe.py": "a table of processes by number",
+    "elasticrl/diagnose/exceptions.py": "the words of others' libraries: they become signs there",
+    "elasticrl/diagnose/incident.py": "a table of facts by their texts",
+    "elasticrl/diagnose/progress.py": "a set of what was said before",
+    "elasticrl/diagnose/units.py": "what systemctl prints",
+    "elasticrl/ppo/rollout/server_process.py": "does not say a thing twice",
+    "elasticrl/runtime/generation.py": "a set of what was said before",
+    "elasticrl/runtime/misuse.py": "torch's own words: they become a hint for people",
+    "elasticrl/store/watching.py": "etcd's own words",
+    "chaos/checks.py": "what the simulator itself has written",
+    "bench/gpu/found.py": "puts lines of text into one",
+    "bench/gpu/timeouts.py": "a measurement of torch's own words",
+}
 OURS = [*SENTENCES.values(), "n1/1 left; training on 1 node", "paused by root", "going on", "signal 6 (SIGABRT)"]
 
 
 def is_a_sentence(node: ast.AST) -> bool:
-    """Is it `x.reason`, `x["reason"]` or `x.get("reason")`?"""
+    """Is it `x.reason`, `reason`, `x["reason"]` or `x.get("reason")`?"""
     match node:
-        case ast.Attribute(attr="reason") | ast.Subscript(slice=ast.Constant(value="reason")):
-            return True
-        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value="reason"), *_]):
-            return True
+        case ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=name)) | ast.Name(id=name):
+            return name in SAID
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=name), *_]):
+            return name in SAID
         case ast.Call(func=ast.Name(id="str"), args=[inner]):
             return is_a_sentence(inner)
     return False
@@ -44,7 +67,7 @@ def read_back(tree: ast.AST) -> Iterator[int]:
                     yield node.lineno
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in READS and is_a_sentence(value):
                 yield node.lineno
-            case ast.Call(func=ast.Attribute(attr="search" | "match" | "fullmatch" | "findall"), args=args):
+            case ast.Call(func=ast.Attribute(attr="search" | "match" | "fullmatch" | "findall" | "sub"), args=args):
                 if any(map(is_a_sentence, args)):
                     yield node.lineno
 
@@ -56,14 +79,21 @@ def test_nothing_reads_a_sentence_back(package: str) -> None:
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / package).rglob("*.py"))
         for line in read_back(ast.parse(path.read_text(encoding="utf-8")))
+        if str(path.relative_to(ROOT)) not in READERS
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_who_may_look_into_a_sentence_does(name: str) -> None:
+    assert any(read_back(ast.parse((ROOT / name).read_text(encoding="utf-8")))), "it need not be listed any more"
 
 
 @pytest.mark.parametrize(
     "line",
     ['"left" in plan.reason', 'plan.reason.startswith("going")', 'line["reason"].split("; ")', 're.search("x", a.reason)',
-     'str(line.get("reason", "")).partition(":")'],
+     'str(line.get("reason", "")).partition(":")', '"refused" in str(view.tcp)', 'fact.detail.startswith(SAVING)',
+     'FIGURES.sub("#", each.said)', 'why.removeprefix("it ")', 'UNREADABLE not in self.why'],
 )  # fmt: skip
 def test_who_reads_a_sentence_back_is_seen(line: str) -> None:
     assert list(read_back(ast.parse(line))) == [1]

@@ -1,15 +1,17 @@
 """What the core makes of facts: which count, what they lead to, and what no fact may bring about."""
 
+import importlib
 from dataclasses import replace
 
 import pytest
 from core_kit import Life, member, plan, record
 from diagnosis_kit import BROKEN, NODES, capped, fact, leader, proposed, train
 
+from elasticrl.base.raised import name_of
 from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Found, Probed, Say, Tick, Workers
-from elasticrl.contract.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.contract.evidence import OURS, Evidence, Kind, Sign, mistaken, of_exit, of_stall
 from elasticrl.contract.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
 from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Health, Membership, Settings
@@ -18,6 +20,8 @@ from elasticrl.core.judge.judge import judge
 from elasticrl.core.node import dossier
 from elasticrl.core.node.suspect import probe_links
 from elasticrl.core.step import step
+
+DIVERGED = "elasticrl.runtime.alike.Diverged"
 
 
 def stalled(name: str, *facts: Evidence, looked: int = 0, generation: int = 1) -> object:
@@ -46,7 +50,14 @@ def test_where_a_rank_was_before_is_not_put_beside_where_others_are_now() -> Non
 
 def test_a_machine_that_is_in_order_again_is_not_held_to_have_been_the_cause() -> None:
     full = fact(
-        Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, source="health", detail="checkpoint.space: 0 GiB"
+        Sign.DISK_FULL,
+        None,
+        None,
+        node="n01",
+        kind=Kind.DISK,
+        source="health",
+        detail="checkpoint.space: 0 GiB",
+        check="checkpoint.space",
     )
     well = replace(full, sign=Sign.HEALTHY, detail="checkpoint.space: in order again")
     known = dossier.file(dossier.file((), [full], 1.0), [well], 5.0)
@@ -102,18 +113,36 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
 
 
 @pytest.mark.parametrize(
-    ("cause", "own", "sign"),
+    ("raised", "own", "sign"),
     [
-        ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
-        ("exit code 1: Miscomputed: lane 3 of update 0 of step 12 (model)", True, Sign.MISCOMPUTED),
-        ("exit code 1: OtherFiles: The frozen weights of ref are others", True, Sign.OTHER_FILES),
-        ("exit code 1: VaultError: The snapshot of step 16.0 was not copied within 20 s.", True, Sign.UNKEPT),
-        ("exit code 1: ValueError: bad prompt", True, Sign.PROGRAM),
-        ("exit code 1: Broken: connection closed by peer", False, Sign.PEER_GONE),
+        ("elasticrl.runtime.alike.Diverged", True, Sign.DIVERGED),
+        ("elasticrl.runtime.audited.Miscomputed", True, Sign.MISCOMPUTED),
+        ("elasticrl.ppo.frozen.OtherFiles", True, Sign.OTHER_FILES),
+        ("elasticrl.hf.frozen.OtherFiles", True, Sign.OTHER_FILES),
+        ("elasticrl.runtime.vault.errors.VaultError", True, Sign.UNKEPT),
+        ("ValueError", True, Sign.PROGRAM),
+        ("EOFError", True, Sign.PEER_GONE),
+        ("torch.distributed.DistBackendError", True, Sign.PEER_GONE),
+        ("elasticrl.runtime.interrupt.Broken", False, Sign.PEER_GONE),
+        ("Diverged", True, Sign.PROGRAM),  # a script's own, which torch's error file does not tell from ours
+        ("train.Diverged", True, Sign.PROGRAM),
+        ("", True, Sign.PROGRAM),
     ],
 )
-def test_an_end_is_known_by_its_cause(cause: str, own: bool, sign: Sign) -> None:
-    assert of_exit(Exit(generation=1, slot=0, step=7, cause=cause, own=own)).sign is sign
+def test_an_end_is_known_by_what_was_raised_and_by_no_word_of_it(raised: str, own: bool, sign: Sign) -> None:
+    # Found by reading: `raise RuntimeError("Diverged: loss is nan")` put a healthy node out for silent data corruption.
+    said = "exit code 1: RuntimeError: Diverged: OtherFiles (Miscomputed) VaultError: EOFError ValueError"
+    for cause in (said, ""):
+        ended = of_exit(Exit(generation=1, slot=0, step=7, cause=cause, own=own, raised=raised))
+        assert ended.sign is sign
+        assert mistaken(ended) is (raised == "ValueError")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_our_own_exceptions_are_called_is_what_they_are_known_by(name: str) -> None:
+    module, _, short = name.rpartition(".")
+    kind = getattr(importlib.import_module(module), short)
+    assert name_of(Exception.__new__(kind)) == name
 
 
 @pytest.mark.parametrize(
@@ -541,7 +570,9 @@ def test_who_loses_a_seat_in_a_probe_and_is_not_kept_out_for_a_cap_is_told_with_
 
 
 def test_a_cap_is_said_though_a_plan_tells_the_verdict_and_not_where_none_is_in_the_way() -> None:
-    bits = Exit(generation=1, slot=0, step=5, cause="exit code 1: Diverged: memory corrupts data", own=True)
+    bits = Exit(
+        generation=1, slot=0, step=5, cause="exit code 1: Diverged: memory corrupts data", own=True, raised=DIVERGED
+    )
     failed = record("n01", work=Work.FAILED, generation=1, exit=bits, warm=True)
     for least, expected in ((3, ["policy.capped"]), (2, [])):
         life = leader({"divergence": "quarantine"})
@@ -826,21 +857,17 @@ def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_p
 
 
 @pytest.mark.parametrize(
-    ("cause", "fault", "remedy"),
+    ("raised", "fault", "remedy"),
     [
-        ("Diverged: memory corrupts data", Fault.DIVERGENCE, "have memory and processor tested"),
-        (
-            "Miscomputed: lane 3 of update 0 of step 12 (model)",
-            Fault.DIVERGENCE,
-            "have GPU, memory and processor tested",
-        ),
-        ("OtherFiles: The frozen weights of ref are others", Fault.VERSION_MISMATCH, "Give every node the same files"),
+        (DIVERGED, Fault.DIVERGENCE, "have memory and processor tested"),
+        ("elasticrl.runtime.audited.Miscomputed", Fault.DIVERGENCE, "have GPU, memory and processor tested"),
+        ("elasticrl.ppo.frozen.OtherFiles", Fault.VERSION_MISMATCH, "Give every node the same files"),
     ],
 )
 def test_a_node_that_computes_something_else_is_kept_out_if_the_operator_says_so_and_enough_are_left(
-    cause: str, fault: Fault, remedy: str
+    raised: str, fault: Fault, remedy: str
 ) -> None:
-    ended = Exit(generation=1, slot=0, step=5, cause=f"exit code 1: {cause}", own=True)
+    ended = Exit(generation=1, slot=0, step=5, cause="exit code 1", own=True, raised=raised)
     for word, seats in (("quarantine", ["n00", "n02"]), ("report", ["n00", "n01", "n02"])):
         life = leader({fault.value: word})
         life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=ended, warm=True))
@@ -859,7 +886,7 @@ def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network()
     life.leased(2.9)
     held = plan(2, *NODES, phase=Phase.PROBE)
     life.seen(3.0, "probe", plan=held, plan_revision=20)
-    silent = Result(node="n01", peer="n02", sent=3, heard=0, tcp="connect: Connection refused")
+    silent = Result(node="n01", peer="n02", sent=3, heard=0, tcp="connect: Connection refused", refused=True)
     well = (
         Result(node="n00", peer="n01", sent=3, answered=3, heard=3),
         Result(node="n01", peer="n00", sent=3, answered=3, heard=3),

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import Life, leads, member, plan, record, trains
+from core_kit import SETTINGS, Life, leads, member, plan, record, trains
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Probed, Propose, Tick, Workers
-from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
-from elasticrl.core.lead.strikes import strike_of
+from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Record, Rung, Strike, Work
+from elasticrl.core.lead.strikes import explained, strike_of
 
 
 @pytest.mark.parametrize("often", [1024, 1025, 5000])
@@ -149,10 +149,10 @@ def test_a_crash_loop_is_one_whatever_it_says(ends: list[str]) -> None:
 def test_a_strike_says_whether_there_were_others() -> None:
     said = []
     strike = None
-    for cause in ("3 of 4", "5 of 6", "bad", "7 of 8", "bad"):
-        strike = strike_of(strike, failed(cause), 7, own=True)
-        said.append((strike.cause.said, strike.mixed))
-    assert said == [("3 of 4", False)] * 2 + [("3 of 4", True)] * 3
+    for name in ("ValueError", "ValueError", "KeyError", "ValueError"):
+        strike = strike_of(strike, replace(failed(f"{name}, again"), raised=name), 7, own=True)
+        said.append((strike.cause.raised, strike.mixed))
+    assert said == [("ValueError", False)] * 2 + [("ValueError", True)] * 2
 
 
 def test_only_progress_beyond_its_step_makes_a_failure_a_first_one() -> None:
@@ -182,3 +182,84 @@ def test_a_worker_that_fails_as_it_starts_counts_by_how_far_the_job_had_got(newe
     strike = proposed(life).strike
     assert strike is not None
     assert (strike.step, strike.count) == (newest, count)
+
+
+# ---- whose peer has gone, as they say
+
+REFUSED = Exit(
+    generation=1, slot=0, step=7, cause="exit code 1: DistNetworkError: Connection refused", own=False,
+    raised="torch.distributed.DistNetworkError",
+)  # fmt: skip
+SCRIPT = replace(SETTINGS, level="supervised", copies=0, exact="off")
+
+
+def ends(life: Life, *records: Record, strike: Strike | None = None) -> Plan | None:
+    """A gang of three in which these have failed; and the plan for it."""
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"), record("n02"))
+    trains(life, 2.6, 1, "n00", "n01", "n02", strike=strike)
+    life.leased(3.5)
+    left = REFUSED if life.state.settings is SCRIPT else None
+    work = Work.FAILED if left else Work.PARKED
+    life.at(3.9, Workers(now=0, work=work, generation=1, born=1, warm=True, endpoint="n00:29500", exit=left))
+    life.told(4.0, life.view.own, *records)
+    return plans(life)
+
+
+def plans(life: Life) -> Plan | None:
+    return next((a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose)), None)
+
+
+def gone(name: str, left: Exit = REFUSED, **more: object) -> Record:
+    return record(name, work=Work.FAILED, generation=1, born=1, exit=left, **more)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
+def test_a_gang_whose_workers_all_say_that_a_peer_is_gone_counts_until_somebody_is_known_to_be(settings) -> None:
+    killed = replace(REFUSED, cause="signal 9 (SIGKILL)", signal=9, raised="")
+    for others, left in (
+        ([gone("n01"), gone("n02")], (1, 1)),
+        ([gone("n01", suspects=("n02/1",))], None),
+        ([gone("n01"), gone("n02", killed)], None),
+        ([gone("n01", replace(REFUSED, own=True)), gone("n02")], (1, 0)),
+    ):
+        written = ends(Life("n00/1", settings), *others)
+        assert written is not None
+        assert written.phase is Phase.TRAIN
+        counted = written.strike and (written.strike.count, written.strike.unblamed)
+        assert counted == left
+        assert written.rung is not Rung.RELOAD
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
+def test_before_such_a_job_ends_it_waits_until_whoever_has_gone_would_be_known(settings) -> None:
+    life = Life("n00/1", settings)
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=1)
+    assert ends(life, gone("n01"), strike=before) is None
+    assert "waiting for word of who it was" in life.state.reason
+    life.leased(9.0)
+    life.at(13.8, Tick(now=0))
+    assert plans(life) is None
+    life.leased(13.9)
+    life.at(4.0 + settings.membership.lease_ttl_s + 0.1, Tick(now=0))
+    written = proposed(life)
+    assert (written.phase, written.exit_code) == (Phase.STOP, 70)
+    assert (written.causes[0].why, written.causes[0].count) == (Why.CRASH_LOOP, 3)
+    assert not any("Confine" in line for line in life.lines)
+
+
+def test_who_is_known_to_have_gone_explains_what_nobody_was_blamed_for_before() -> None:
+    life = Life("n00/1", SCRIPT)
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=1)
+    assert ends(life, gone("n01"), strike=before) is None
+    life.told(5.0, gone("n02", replace(REFUSED, cause="signal 9 (SIGKILL)", signal=9, raised="")))
+    written = proposed(life)
+    assert written.strike == replace(before, count=1, unblamed=0)
+    assert explained(replace(before, unblamed=2)) is None
+    assert explained(TWICE) is TWICE
+
+
+def test_a_node_whose_agent_starts_no_process_is_no_victim() -> None:
+    written = ends(Life("n00/1"), gone("n01", replace(REFUSED, slot=None, raised="")))
+    assert written is not None
+    assert written.strike is None

@@ -158,12 +158,14 @@ def test_both_ends_views_of_a_pair_become_one_fact(one: Result, other: Result | 
 
 def test_an_end_that_was_alone_with_its_test_says_nothing_of_the_way() -> None:
     """Found live: a leader that had its answer already went on, and one node's probe met nobody."""
-    alone = Result(node="n0", peer="n1", sent=9, tcp="connect: [Errno 111] Connection refused")
+    alone = Result(node="n0", peer="n1", sent=9, tcp="connect: said otherwise", refused=True)
     assert findings([alone]) == ()
     assert [fact.sign for fact in findings([alone], waited=True)] == [Sign.UNREACHABLE], "it had time to begin"
     both = findings([alone, replace(alone, node="n1", peer="n0")])
     assert [fact.sign for fact in both] == [Sign.UNREACHABLE], "both were there, and something between them refuses"
-    assert [fact.sign for fact in findings([replace(alone, tcp="connect: timed out")])] == [Sign.UNREACHABLE]
+    assert [fact.sign for fact in findings([replace(alone, tcp="connect: refused", refused=False)])] == [
+        Sign.UNREACHABLE
+    ]
     several = findings([alone, replace(alone, node="n2")])
     assert [fact.sign for fact in several] == [Sign.UNREACHABLE] * 2, "nobody is there"
 
@@ -187,13 +189,12 @@ def test_late_answers_are_a_fault_only_where_the_others_are_far_faster(
 
 def test_a_connection_that_does_not_carry_its_bytes_in_time_over_a_late_way_is_late_and_not_cut() -> None:
     """Found live: a node's packets took 200 ms, TCP began and ran out of time, and its way was said to be cut."""
-    stalled = "stalled after at most 589824 bytes: timed out"
-    for latency_ms, tcp, sign in (
-        (400.0, stalled, Sign.DELAYED),
-        (0.3, stalled, Sign.UNREACHABLE),
-        (400.0, "connect: timed out", Sign.UNREACHABLE),
+    for latency_ms, begun, sign in (
+        (400.0, True, Sign.DELAYED),
+        (0.3, True, Sign.UNREACHABLE),
+        (400.0, False, Sign.UNREACHABLE),
     ):
-        broken = [replace(VIEW, latency_ms=latency_ms, tcp=tcp, gloo=None)]
+        broken = [replace(VIEW, latency_ms=latency_ms, tcp="stalled after 9 bytes", begun=begun, gloo=None)]
         (fact, _) = findings([*broken, replace(VIEW, node="n1", peer="n2")])
         assert (fact.node, fact.sign) == ("n0", sign)
 
@@ -229,7 +230,10 @@ def test_a_healthy_probe_is_no_fault() -> None:
 
 def test_a_result_survives_json_and_what_is_none_is_refused() -> None:
     assert result_of(VIEW.plain()) == VIEW
-    for wrong in (None, [], {}, {"node": "a"}, {**VIEW.plain(), "sent": "x"}, {**VIEW.plain(), "peer": 3}):
+    assert result_of(replace(VIEW, refused=True).plain()).refused
+    known = VIEW.plain()
+    bad = ({**known, "refused": 1}, {**known, "sent": True}, {**known, "sent": "x"}, {**known, "peer": 3})
+    for wrong in (None, [], {}, {"node": "a"}, *bad):
         with pytest.raises(ValueError, match="result"):
             result_of(wrong)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrl.contract.evidence import Call, Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.contract.evidence import SAVE, Call, Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.contract.model import Exit, Stall
 from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.judge import judge as judging
@@ -321,8 +321,8 @@ def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
     seen = [
         Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in range(7)
     ]
-    for place, fault in (("in its dataloader: __next__", Fault.HOST_HANG), ("saving: save_model", Fault.DISK)):
-        away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=7, node="n03", detail=place, source="faulthandler")
+    for phase, fault in (("", Fault.HOST_HANG), (SAVE, Fault.DISK)):
+        away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=7, node="n03", phase=phase, source="faulthandler")
         assert judge([full, *seen, away], EIGHT).fault is fault
         stuck = judge([full, *seen, stalled(7, "save" if fault is Fault.DISK else "data", waiting=False)], EIGHT)
         assert stuck.fault is fault
@@ -330,10 +330,23 @@ def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
     assert judge([full, *seen], EIGHT).fault is Fault.DISK, "nothing was seen to befall anybody"
 
 
+@pytest.mark.parametrize(
+    ("phase", "fault"),
+    [("save", Fault.DISK), ("save_eval", Fault.HOST_HANG), ("savepoint", Fault.HOST_HANG), ("update", Fault.HOST_HANG)],
+)
+def test_a_full_disk_explains_who_stands_in_a_save_and_in_no_phase_that_is_called_alike(
+    phase: str, fault: Fault
+) -> None:
+    full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
+    assert judge([full, stalled(6, phase, waiting=False)], EIGHT).fault is fault
+    hung = ended(6, "stalled in it for 12.0 s (budget 10.0 s)", sign=Sign.HOST_STUCK, phase=phase)
+    assert judge([full, hung], EIGHT).fault is fault
+
+
 def test_a_full_disk_explains_no_mistake_of_the_program() -> None:
     """Found live: a bad prompt, seconds after a disk had been full, was blamed on the disk."""
     full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
-    bad = ended(6, "exit code 1: ValueError: bad prompt 3", own=True)
+    bad = ended(6, "exit code 1: ValueError: bad prompt 3", own=True, raised="ValueError")
     verdict = judge([full, bad], EIGHT)
     assert (verdict.fault, verdict.ranks) == (Fault.USER_ERROR, (6,))
     assert "bad prompt 3" in verdict.cause

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import inf
 
 from elasticrl.base.value import dataclass
-from elasticrl.contract.evidence import HEALTH, NOISE, Evidence, Kind, Sign, mistaken
+from elasticrl.contract.evidence import HEALTH, NOISE, SAVE, Evidence, Kind, Sign, mistaken
 from elasticrl.contract.verdict import Confidence, Known
 from elasticrl.core.judge.meanings import (
     DISKS,
@@ -20,7 +20,6 @@ from elasticrl.core.judge.meanings import (
     MEANINGS,
     OUTSIDE,
     PLAIN,
-    SAVING,
     SNAPSHOTS,
     TROUBLE,
     WAITS,
@@ -100,7 +99,7 @@ class Case:
         if fact.kind not in HARD and fact.rank is None and fact.sign in EXPLAINS:
             saving = fact.sign in DISKS
             told = (f for f in here if not mistaken(f))
-            fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.detail.startswith(SAVING)) for f in told)
+            fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.phase == SAVE) for f in told)
             return not self.befell or any(fitting)
         claimed = not witnessed(fact) and MEANINGS[fact.sign].soft and fact.sign is not Sign.HOST_MEMORY
         if claimed and fact.sign in EXPLAINS and any(mistaken(f) for f in here if f.rank == fact.rank):

@@ -360,7 +360,6 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
 #: What any other cause explains: how a process ended.
 ENDS = frozenset({Sign.KILLED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
-SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
 #: What a line that a program prints, and survives, cannot explain: the node or the kernel did it.
 OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.

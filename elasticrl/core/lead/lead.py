@@ -117,6 +117,14 @@ def _eased(scene: Scene) -> frozenset[str]:
     return scene.lead.eased.union(verdict.nodes if verdict and verdict.fault is Fault.STRAGGLER else ())
 
 
+def _failed_at(scene: Scene, *, anew: bool) -> float | None:
+    """Since when a worker of the present gang has ended, as this leader has seen it."""
+    before = None if anew else scene.lead.failed_at
+    if not scene.doing[Work.FAILED]:
+        return None
+    return scene.now if before is None else before
+
+
 def remember(scene: Scene, *, deaf: bool) -> Lead:
     """The leader's timers, brought up to this moment.
 
@@ -166,6 +174,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,
         stalled_at=None if not stalled else now if begins else lead.stalled_at,
+        failed_at=_failed_at(scene, anew=new_plan or deaf),
         excused_at=now if scene.excused else -inf if new_plan else lead.excused_at,
         silent=silence(scene, new_plan=new_plan),
         done_at=None if not scene.at_work(Work.DONE) else now if lead.done_at is None or new_plan else lead.done_at,

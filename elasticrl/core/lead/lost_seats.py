@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from elasticrl.contract.cause import Cause, Why, found
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import JOIN, LOADING, Member, Outcome, Phase, Rung, Seat, Work
+from elasticrl.contract.model import JOIN, LOADING, Exit, Member, Outcome, Phase, Rung, Seat, Work
 from elasticrl.contract.verdict import Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
 from elasticrl.core.judge.policy import Act
@@ -17,7 +17,7 @@ from elasticrl.core.lead.quarantines import capped, confinements, cut_off
 from elasticrl.core.lead.scene import Fate, Move, Scene
 from elasticrl.core.lead.shards import wait_for
 from elasticrl.core.lead.stalls import said
-from elasticrl.core.lead.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 
@@ -35,10 +35,18 @@ def losses(scene: Scene) -> Move | None:
     strike = None if scene.lasted else plan.strike
     failed = (record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way)
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
-    if own:
+    ended = own or _unblamed(scene)
+    if ended:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
-        cause = Cause(why=Why.FAILED, said=own.cause)
-        strike = strike_of(strike, cause, max(own.step, scene.newest), own=True)
+        cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
+        strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
+        due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
+        if not own and strike.count >= limit and scene.now < due:
+            return Move(
+                wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
+            )
+    elif _blamed(scene):
+        strike = explained(strike)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
     unwanted = {member: cause for member, cause in sick.items() if cause} | condemned
     confine = confinements(scene, unwanted)
@@ -49,7 +57,7 @@ def losses(scene: Scene) -> Move | None:
     rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
     if own and (stop := _at_once(scene)):
         return stop
-    if strike is not plan.strike and strike and strike.count > 1:
+    if own and strike and strike.count - strike.unblamed > 1:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
     causes, verdict = _why_lost(scene, condemned)
     causes += capped(scene, unwanted, confine)
@@ -68,6 +76,34 @@ def losses(scene: Scene) -> Move | None:
         return replace(wait, confine=cut_off(scene, (), cuts), verdict=verdict)
     move = strike_or(scene, strike, lambda: scene.train(seats, *causes, rung=rung, strike=strike))
     return replace(move, confine=cut_off(scene, confine, cuts), verdict=verdict)
+
+
+def _unblamed(scene: Scene) -> Exit | None:
+    """How a worker ended that says that a peer is gone, where all that is lost ended so, and nobody is known to have gone.
+
+    Found by reading: a program that was refused by a server of its own was started again for ever.
+    """
+    lost = [fate for fate in scene.fates if fate.seat is None or fate.fresh]
+    failed = [record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way]
+    there = [record for record in scene.ranked if record]
+    if not failed or any(fate.cause is None or fate.cause.why is not Why.FAILED for fate in lost):
+        return None
+    if any(record.suspects or (record.stall and not record.stall.waiting) for record in there):
+        return None
+    return failed[0].exit if all(map(scene.suffered, failed)) else None
+
+
+def _blamed(scene: Scene) -> bool:
+    """Is somebody known to have gone, so that its peers' ends were its doing?"""
+    gone = any(fate.cause and fate.cause.why in {Why.SILENT, Why.EXPIRED, Why.REBORN} for fate in scene.fates)
+    return gone or not all(map(scene.suffered, scene.doing[Work.FAILED]))
+
+
+def _known_by(scene: Scene) -> float:
+    """When it would be known of somebody that it has gone: its lease has run out by then."""
+    settings = scene.settings
+    since = scene.now if scene.lead.failed_at is None else scene.lead.failed_at
+    return since + max(settings.membership.lease_ttl_s, settings.timeouts.confirm_s)
 
 
 AT_ONCE_S = (

@@ -623,11 +623,11 @@ class Scene:
         return self.write(Phase.TRAIN, seats, *causes, rung=rung, strike=strike)
 
     def suffered(self, record: Record) -> bool:
-        """Has a node's worker failed of a peer's end alone? A script does, as it cannot leave its gang; it says nothing of its
-        node. Found by simulation: nodes were kept out for their neighbours' deaths.
+        """Has a node's worker failed of a peer's end alone, as it says? A script does, as it cannot leave its gang; it says
+        nothing of its node. Found by simulation: nodes were kept out for their neighbours' deaths.
         """
-        if self.settings.means.in_place or record.exit is None:
-            return False
+        if record.exit is None or (self.settings.means.in_place and record.exit.slot is None):
+            return False  # an agent that starts no processes is its node's
         return of_exit(record.exit).sign is Sign.PEER_GONE
 
     @property

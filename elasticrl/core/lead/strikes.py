@@ -1,6 +1,5 @@
 """How often the same thing may fail: a failure is remembered in the plan, and a crash loop stops the job."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,36 +9,47 @@ from elasticrl.contract.verdict import Verdict
 from elasticrl.core.judge.policy import Act, Answer
 from elasticrl.core.lead.scene import Move, Scene
 
-FIGURES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)  # addresses, shapes, sizes, process ids, ranks
 
-
-def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = False) -> Strike:
+def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = False, unblamed: bool = False) -> Strike:
     """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
     beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
+
+    So do `unblamed` ones, of which all workers say that a peer had gone, and none had.
 
     Found by simulation: a worker that failed of something else in between must not make a crash loop look new.
     """
     if before is None or step > before.step:
-        return Strike(cause=cause, step=step, count=1)
+        return Strike(cause=cause, step=step, count=1, unblamed=int(unblamed))
     same = alike(before.cause, cause)
-    if own or (same and step == before.step):
-        return replace(before, count=before.count + 1, mixed=before.mixed or not same)
+    if own or unblamed or (same and step == before.step):
+        return replace(
+            before,
+            count=before.count + 1,
+            mixed=before.mixed or not same,
+            unblamed=before.unblamed + int(unblamed),
+        )
     return before if before.count > 1 else Strike(cause=cause, step=step, count=1)
 
 
+def explained(before: Strike | None) -> Strike | None:
+    """What is left of it once somebody is known to have gone: of what looked like nobody's doing that one may be the cause."""
+    if before is None or not before.unblamed:
+        return before
+    count = before.count - before.unblamed
+    return replace(before, count=count, unblamed=0) if count else None
+
+
 def alike(one: Cause, other: Cause) -> bool:
-    """The same but for figures, which are of one rank, process or moment, and for which rung's time was up?
+    """The same, whatever figures its words have, and whichever rung's time was up?
 
     Found by the scenario nccl-breaks-and-nobody-may-use-gloo: each rung that did not help looked like a first failure.
 
-    >>> one, other = "ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab"
-    >>> alike(Cause(why=Why.FAILED, said=one), Cause(why=Why.FAILED, said=other))
-    True
     >>> alike(Cause(why=Why.UNFORMED, setting="recovery.restart"), Cause(why=Why.UNFORMED, setting="recovery.reload"))
     True
+    >>> alike(Cause(why=Why.FAILED, raised="ValueError"), Cause(why=Why.FAILED, raised="KeyError"))
+    False
     """
-    bare, also = (replace(each, said=FIGURES.sub("#", each.said), setting="") for each in (one, other))
-    return bare == also
+    return (one.why, one.fault, one.raised) == (other.why, other.fault, other.raised)
 
 
 def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:

@@ -96,8 +96,8 @@ def outlived(fact: Evidence, passed: Passed, gang: int) -> bool:
 
 
 def _check(fact: Evidence) -> Hashable:
-    """Of what a fact of a machine's health speaks: the name of the check is before the colon; or of which way."""
-    what = fact.peer if fact.kind is Kind.PROBE else fact.detail.partition(":")[0]
+    """Of what a fact of a machine's health speaks: of which check, or of which way."""
+    what = fact.peer if fact.kind is Kind.PROBE else fact.check
     return fact.kind, fact.node, what
 
 

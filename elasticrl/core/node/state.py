@@ -59,6 +59,7 @@ class Lead:
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
+    failed_at: float | None = None  # since when a worker of the present gang has ended
     excused_at: float = -inf  # when those who wait in a collective were last excused
     silent: tuple[float, int] | None = (
         None  # when, and after which request to look, a script's log was last found silent

@@ -120,13 +120,13 @@ class Episodes:
                 rows.pop(name, None)
 
     def begin(self) -> None:
-        """As a Generator's: nothing is generated ahead."""
+        """Nothing: no episode is begun ahead."""
 
     def ahead(self) -> None:
-        """As a Generator's."""
+        """Nothing: no episode is begun ahead."""
 
     def sync(self) -> None:
-        """As a Generator's."""
+        """Gives the engine the newest weights."""
         self.engine.publish(self.run.version)
 
     def end(self) -> None:

@@ -80,7 +80,7 @@ class Outside(ABC):
         return samples([self.found[request] for request in requests], requests, self.sampling, version)
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """As Engine's."""
+        """Looks whether the gang goes on until it is done."""
         while not done():
             self.check()
 

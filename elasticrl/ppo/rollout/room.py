@@ -25,7 +25,7 @@ class Room(DynamicLayer):  # type: ignore[no-untyped-call] # transformers' __ini
         *_args: Any,
         **_more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As DynamicLayer's."""
+        """Writes the new keys and values behind the old ones, into the room that there is; and has all of them."""
         assert self.keys is not None
         assert self.values is not None
         begin, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]

@@ -41,7 +41,7 @@ class Served(Outside):
         self._quiet = False  # it is there, and says nothing
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """As Engine's."""
+        """Takes what the engine says until it is done."""
         with self._alone():
             while not done():
                 self._turn()
@@ -68,7 +68,7 @@ class Served(Outside):
         )
 
     def _write(self, tag: weights.Tag, buckets: Iterable[weights.Bucket], within_s: float) -> int:
-        """As weights.write."""
+        """Writes them where the engine reads, a sign of life after each bucket; how many bytes."""
         home = self.attendant.home
         return weights.write(home, tag, buckets, within_s=within_s, check=self._sync_turn, alone=self._alone)
 

@@ -152,11 +152,11 @@ class Vllm:
         self._link.ask("/update_weight_version", {"new_version": name}, within_s=ASK_S)
 
     def holds(self) -> str:
-        """As Dialect's."""
+        """The name that vLLM says its weights have."""
         return str(self._link.ask("/weight_info", within_s=ASK_S)["weight_version"])
 
     def asked(self, request: Request, tokens: int) -> tuple[str, dict[str, Any]]:
-        """As Dialect's."""
+        """The completions of vLLM itself, which give token ids and their log-probabilities."""
         s = self._sampling
         return "/v1/completions", {
             "model": self._model, "prompt": list(request.prompt), "max_tokens": tokens, "seed": request.seed,
@@ -166,7 +166,7 @@ class Vllm:
         }  # fmt: skip
 
     def said(self, reply: Any) -> tuple[tuple[int, ...], tuple[float, ...], bool]:
-        """As Dialect's."""
+        """Out of the one choice of the reply. Failed if it ended for any other reason than a stop or its length."""
         (choice,) = reply["choices"]
         if (why := choice["finish_reason"]) not in ("stop", "length"):
             raise Failed(f"vLLM ended an answer by {why!r}")
@@ -195,7 +195,7 @@ class Sglang:
         return found
 
     def load(self, folder: Path, name: str, within_s: float, *, again: bool) -> None:
-        """As Dialect's."""
+        """Has SGLang read the folder. `again` changes nothing: a reload that broke off is begun anew."""
         del again
         body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         told = self._link.ask("/update_weights_from_disk", body, within_s=within_s)
@@ -203,11 +203,11 @@ class Sglang:
             raise Failed(f"SGLang took no weights: {str(told.get('message'))[:SAID]}")
 
     def holds(self) -> str:
-        """As Dialect's."""
+        """The name that SGLang says its weights have."""
         return str(self._info()["weight_version"])
 
     def asked(self, request: Request, tokens: int) -> tuple[str, dict[str, Any]]:
-        """As Dialect's."""
+        """SGLang's own endpoint, with token ids and log-probabilities."""
         s = self._sampling
         return "/generate", {
             "input_ids": list(request.prompt), "return_logprob": True,
@@ -221,7 +221,7 @@ class Sglang:
         }  # fmt: skip
 
     def said(self, reply: Any) -> tuple[tuple[int, ...], tuple[float, ...], bool]:
-        """As Dialect's."""
+        """Out of the reply's facts. Failed if it ended for any other reason than a stop or its length."""
         meta = reply["meta_info"]
         if (why := meta["finish_reason"]["type"]) not in ("stop", "length"):
             raise Failed(f"SGLang ended an answer by {why!r}")
@@ -311,7 +311,7 @@ class ServerProgram:
         self._name, self._sound = name, True
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
-        """As Program's."""
+        """Asks the server in a thread, for one more sample."""
         self._under_way[key] = self._pool.submit(self._ask, key, request, tokens or self._sampling.max_tokens)
 
     def drop(self, keys: Iterable[str]) -> None:

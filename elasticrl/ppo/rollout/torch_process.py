@@ -42,7 +42,7 @@ class TorchProgram:
         self.vocabulary = int(embeddings.num_embeddings)
 
     def load(self, home: Path, tag: weights.Tag) -> None:
-        """As Program's."""
+        """Copies these weights into the model. Torn if one is missing, or has no place in it."""
         missing = {name: param for name, param in self._model.named_parameters() if param.requires_grad}
         with torch.no_grad():
             for name, tensor in weights.read(home, tag, within_s=1.0):
@@ -54,16 +54,16 @@ class TorchProgram:
             raise weights.Torn(f"{len(missing)} weights were not sent ({min(missing)}, ...)")
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
-        """As Program's."""
+        """Puts the request behind those that wait."""
         self._waiting[key] = (request, tokens)
 
     def drop(self, keys: Iterable[str]) -> None:
-        """As Program's."""
+        """Forgets requests that nobody waits for."""
         for key in keys:
             self._waiting.pop(key, None)
 
     def step(self, alive: Callable[[], None]) -> Iterable[Said]:
-        """As Program's."""
+        """Generates one block: of what waits, what has the width of the first."""
         self._alive = alive
         first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
         like = first.block, first.width, tokens  # one width: of several the engine would make several blocks

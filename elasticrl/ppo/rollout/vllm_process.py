@@ -179,22 +179,22 @@ class VllmProgram:
         self.versions = {"vllm": str(found), "torch": torch.__version__}
 
     def load(self, home: Path, tag: weights.Tag) -> None:
-        """As Program's."""
+        """Has vLLM's workers read these weights, and drops what it had computed by older ones. Torn if it cannot."""
         taken(self._llm.collective_rpc("elasticrl_load", args=(str(home), tag.life, tag.version, LOCK_S)))
         if not self._llm.reset_prefix_cache():
             raise weights.Torn("vLLM keeps what it has computed by older weights: something is under way")
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
-        """As Program's."""
+        """Gives vLLM one more request, by its seed."""
         params = self._make(seed=request.seed, max_tokens=tokens or self._tokens, **self._params)
         self._engine.add_request(key, {"prompt_token_ids": list(request.prompt)}, params)
 
     def drop(self, keys: Iterable[str]) -> None:
-        """As Program's."""
+        """Has vLLM give up these requests."""
         self._engine.abort_request(list(keys))
 
     def step(self, alive: Callable[[], None]) -> Iterable[Said]:
-        """As Program's: one token for each that is under way."""
+        """Makes one token for each request that is under way."""
         del alive
         for output in self._engine.step():
             if not output.finished:

@@ -14,11 +14,10 @@ from typing import Final
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, FileEntry, Manifest, parse_name
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, UNREAD, Place, Url, explained, is_away
-from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused, CheckpointUnread
 from elasticrl.runtime.vault.version import Version
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
-UNREADABLE: Final = "cannot be read"
 LEFT_S = (
     3600.0  # a save of another generation into which nothing was written for so long: over any usual checkpoint.timeout
 )
@@ -46,6 +45,7 @@ class Problem:
     shard: int | None
     node: str
     why: str
+    unread: bool = False  # it was not seen: only reading it fails today
 
     @property
     def sentence(self) -> str:
@@ -56,7 +56,15 @@ class Problem:
     @property
     def proven(self) -> bool:
         """It was seen, and not only that reading fails today."""
-        return UNREADABLE not in self.why
+        return not self.unread
+
+
+@dataclass(frozen=True, slots=True)
+class Amiss:
+    """What is wrong with one file, after its name."""
+
+    why: str
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +118,7 @@ def _manifest(place: Place, name: str) -> tuple[Manifest, bytes]:
     except OSError as error:
         if is_away(error):
             raise
-        raise CheckpointCorrupt(f"{name}/{MANIFEST} {UNREADABLE} ({error.strerror or error}).") from error
+        raise CheckpointUnread(f"{name}/{MANIFEST} {_unread(error).why}.") from error
     manifest = Manifest.decode(text, f"{name}/{MANIFEST}")
     if manifest.name != name:
         raise CheckpointCorrupt(f"{name} holds the manifest of {manifest.name}: directories were mixed up.")
@@ -139,23 +147,24 @@ def looked_at(place: Place, name: str) -> tuple[Problem, ...]:
         return _verified(place, name, partial(_as_long, place, name, sizes))
 
 
-def _verified(place: Place, name: str, amiss: Callable[[FileEntry], str]) -> tuple[Problem, ...]:
+def _verified(place: Place, name: str, look: Callable[[FileEntry], Amiss | None]) -> tuple[Problem, ...]:
     try:
         manifest, text = _manifest(place, name)
     except (CheckpointCorrupt, CheckpointRefused) as error:
-        return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
+        unread = isinstance(error, CheckpointUnread)
+        return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error), unread=unread),)
     problems = [
-        Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why)
+        Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=amiss.why, unread=amiss.unread)
         for file in manifest.files
-        if (why := amiss(file))
+        if (amiss := look(file))
     ]
-    if why := _commit_problem(place, name, text):
-        problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
+    if amiss := _commit_problem(place, name, text):
+        problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=amiss.why, unread=amiss.unread))
     return tuple(problems)
 
 
-def _as_long(place: Url, name: str, sizes: Mapping[str, int | None], file: FileEntry) -> str:
-    """What is wrong with a file of which only the size is known; "" if nothing is. A listing may be old or know no sizes, so
+def _as_long(place: Url, name: str, sizes: Mapping[str, int | None], file: FileEntry) -> Amiss | None:
+    """What is wrong with a file of which only the size is known; None if nothing is. A listing may be old or know no sizes, so
     against it the store's word on the file itself counts; a file of which nobody knows the size is there.
     """
     size = sizes.get(file.name)
@@ -163,29 +172,33 @@ def _as_long(place: Url, name: str, sizes: Mapping[str, int | None], file: FileE
         try:
             size = place.size(name, file.name)
         except FileNotFoundError:
-            return "is missing"
-    return "" if size is None else _of_size(size, file)
+            return Amiss("is missing")
+    return None if size is None else _of_size(size, file)
 
 
-def _of_size(size: int, file: FileEntry) -> str:
-    return "" if size == file.nbytes else f"has {size} bytes instead of {file.nbytes}"
+def _of_size(size: int, file: FileEntry) -> Amiss | None:
+    return None if size == file.nbytes else Amiss(f"has {size} bytes instead of {file.nbytes}")
 
 
-def _hashed(place: Place, name: str, file: FileEntry) -> str:
+def _unread(error: OSError) -> Amiss:
+    return Amiss(f"cannot be read ({error.strerror or error})", unread=True)
+
+
+def _hashed(place: Place, name: str, file: FileEntry) -> Amiss | None:
     """The same by its bytes."""
     try:
         size, found = place.digest(name, file.name)
     except FileNotFoundError:
-        return "is missing"
+        return Amiss("is missing")
     except OSError as error:
         if is_away(error):
             raise
-        return f"{UNREADABLE} ({error.strerror or error})"
-    if why := _of_size(size, file):
-        return why
+        return _unread(error)
+    if amiss := _of_size(size, file):
+        return amiss
     if found != file.sha256:
-        return f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
-    return ""
+        return Amiss(f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}...")
+    return None
 
 
 def newest_good(
@@ -282,18 +295,18 @@ def _is_committed(place: Place, name: str) -> bool:
     return True
 
 
-def _commit_problem(place: Place, name: str, manifest: bytes) -> str:
-    """What is wrong with the commit record beside a manifest of this text; empty if nothing is, or if there is none."""
+def _commit_problem(place: Place, name: str, manifest: bytes) -> Amiss | None:
+    """What is wrong with the commit record beside a manifest of this text; None if nothing is, or if there is none."""
     try:
         text = place.read(name, COMMITTED)
     except FileNotFoundError:
-        return ""
+        return None
     except OSError as error:
         if is_away(error):
             raise
-        return f"{UNREADABLE} ({error.strerror or error})"
+        return _unread(error)
     fits = _record(name, text, manifest) is not None
-    return "" if fits else f"does not fit {MANIFEST}: one of the two was changed"
+    return None if fits else Amiss(f"does not fit {MANIFEST}: one of the two was changed")
 
 
 def best_of(entries: Sequence[Entry], *, commit: str | None = None, uncommitted: bool = False) -> Entry | None:

@@ -6,6 +6,7 @@ StateError
 │   └── CopiesLate          not all buddies have a version yet
 ├── CheckpointError       disk checkpoints
 │   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
+│   │   ├── CheckpointUnread    reading it fails: nobody knows whether it is good
 │   │   └── BlockCorrupt        found by who reads a part of it, and told to all
 │   ├── CheckpointRefused   the checkpoint is good, but this run, or version, is not the one that wrote it
 │   └── CheckpointStorage   the disk is full, read-only or gone: training goes on, the commit ages
@@ -39,6 +40,10 @@ class CheckpointError(StateError):
 
 class CheckpointCorrupt(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class CheckpointUnread(CheckpointCorrupt):
+    """Whether they are is not known: reading it fails today."""
 
 
 class BlockCorrupt(CheckpointCorrupt):
