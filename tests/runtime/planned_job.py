@@ -188,8 +188,15 @@ def scored(
     p = (logits / 0.7).log_softmax(-1)
     expected = {"log_probs": p.gather(-1, tokens[:, 1:, None])[..., 0], "entropy": -(p.exp() * p).sum(-1)}
     expected["loss"] = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])
+    more: dict[str, Any] = {}
+    if kind in MIXTURES:  # transformers' own, with the auxiliary loss
+        more = {
+            "output_router_logits": True,
+            "attention_mask": (torch.arange(length) < length - 2).long().expand(5, -1),
+        }
+        expected["loss"] = plain(input_ids=tokens, labels=labels, use_cache=False, **more).loss
     said = log_probs(shared, tokens, temperature=0.7, entropy=True)
-    found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels)}
+    found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels, **more)}
     for one in (expected, found):
         ((one["log_probs"] + 0.3 * one["entropy"]).mul(weights).sum() + one["loss"]).backward()
     differences = {name: _apart(found[name].detach(), expected[name].detach()) for name in expected}
