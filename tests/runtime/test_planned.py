@@ -176,6 +176,16 @@ def test_a_member_reads_its_own_part_and_nothing_else(workers: Workers, kind: st
         assert part < 0.6 * whole
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mixtral"])
+def test_a_rank_reads_its_rows_of_what_fsdp_has_cut(kind: str, tmp_path: Path):
+    gang = Workers(3)
+    try:
+        found = gang.run(planned_job.read_sharded, 3, generation=next(GENERATION), kind=kind, folder=str(tmp_path))
+    finally:
+        gang.close()
+    assert found == [[], [], []]
+
+
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):
     for whole, half in workers.run(planned_job.kept_bytes, 2, generation=next(GENERATION), length=200):
         assert half < 0.56 * whole
