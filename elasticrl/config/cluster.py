@@ -322,7 +322,7 @@ class Audit(Section):
     generated twice, and a reference and a reward model are asked about one lane twice. The results must have the same
     bits; if they differ, a third node decides, and the step is made again without the node whose result stands alone.
     More finds a broken device sooner, at the cost of a lane's pass each time; 0: never. It needs strategy replicated and
-    lanes.exact: require."""
+    lanes.exact: require. With teams (model.tp, model.cp) nothing is computed twice, and the worker's log says so."""
 
 
 class Vault(Section):

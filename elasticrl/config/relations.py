@@ -660,6 +660,14 @@ RELATIONS: tuple[Relation, ...] = (
         ),
     ),
     Relation(
+        keys=("audit.lanes", "model.tp", "model.cp", "job.level"),
+        rule="has no effect with teams: no team computes a lane of another one once more",
+        broken=lambda t: _exact(t) and t.model.team > 1 and t.audit.lanes not in ("0", t.audit.__class__().lanes),
+        values=lambda t: f"it is {t.audit.lanes}, and workers are in teams of {t.model.team}",
+        remedy="Leave audit.lanes out. Digests of what all teams have alike are still compared (lanes.digest).",
+        level="warning",
+    ),
+    Relation(
         keys=("model.cp", "model.attention", "model.value_head", "job.program"),
         rule="must be 1 with attention or a value head whose tokens cannot be shared",
         broken=lambda t: _ours(t) and t.model.cp > 1 and bool(_beyond_sharing(t)),

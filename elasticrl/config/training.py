@@ -141,6 +141,9 @@ class Ppo(Section):
     """The weight of the value loss where actor and critic share a model (model.value_head: tied)."""
     entropy_coef: Amount = 0.0
     """The weight of the entropy bonus. More keeps answers more varied."""
+    router_aux_coef: Amount = 0.0
+    """The weight of a mixture's auxiliary loss: how unevenly the tokens of a pass use its experts. More spreads tokens more
+    evenly. Models are trained with about 0.001. 0: off."""
     missing_eos_penalty: Amount = 0.0
     """Taken from the score of a sample that did not end by itself. More teaches to end in time."""
     filter_groups: bool = False

@@ -95,6 +95,8 @@ def main(config: str | None = None) -> None:
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     """The trainer, and what is to be called in each new generation, when sharded models have been built anew."""
     check(base.tree)
+    if base.tree.ppo.router_aux_coef:
+        models.check_routed(base.tree.model)
     if base.tree.rollout.engine != "torch":
         base.claim()  # an engine is started for a rank
     return preferring(base) if base.tree.ppo.algorithm in given.PER_RECORD else generating(base)

@@ -11,7 +11,7 @@ Shapes are [samples, tokens] unless said otherwise; `mask` is true for the token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -106,6 +106,23 @@ class _Picked(torch.autograd.Function):
         flat = grad.view(-1, grad.shape[-1])
         flat[torch.arange(len(flat), device=flat.device), tokens.reshape(-1)] += slope.reshape(-1)
         return grad, None
+
+
+def unevenness(routers: Sequence[torch.Tensor], seen: torch.Tensor, *, each: int) -> torch.Tensor:
+    """The auxiliary loss of Switch Transformer, of a mixture whose routers said these logits [tokens, experts], one of each
+    layer, and send a token to `each` experts: `each` where all experts are used alike, and more elsewhere. Of the tokens that
+    were `seen`; 0 of none.
+    """
+    weight, experts = seen.reshape(-1).float(), routers[0].shape[-1]
+    sent, likely = weight.new_zeros(experts), weight.new_zeros(experts)
+    for logits in routers:
+        p = logits.float().softmax(-1)
+        chosen = p.topk(each, -1).indices.reshape(-1)
+        # Whole numbers, so their order does not matter.
+        sent = sent + torch.zeros_like(sent).scatter_add_(0, chosen, weight.repeat_interleave(each))
+        likely = likely + (p * weight[:, None]).sum(0)
+    count = len(routers) * weight.sum().clamp(min=1)
+    return experts * (sent / count * (likely / count)).sum()
 
 
 def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

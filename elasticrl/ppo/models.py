@@ -296,6 +296,42 @@ def _picking(model: nn.Module, at: torch.Tensor, of: torch.Tensor | None) -> Ite
         hook.remove()
 
 
+@contextmanager
+def routed(body: nn.Module, *, asked: bool) -> Iterator[list[torch.Tensor]]:
+    """Inside, what the routers of a mixture say in a pass, of each layer [rows x tokens, experts], if it is `asked`."""
+    found: list[torch.Tensor] = []
+    ways = (
+        (
+            body.register_forward_pre_hook(
+                lambda _m, args, more: (args, {**more, "output_router_logits": True}), with_kwargs=True
+            ),
+            body.register_forward_hook(lambda _m, _args, out: found.extend(out.router_logits)),
+        )
+        if asked
+        else ()
+    )
+    try:
+        yield found
+    finally:
+        for hook in ways:
+            hook.remove()
+
+
+def experts_each(config: Any) -> int:
+    """To how many experts a mixture sends a token; 0 of models whose routers transformers says nothing of."""
+    text = config.get_text_config()
+    return int(getattr(text, "num_experts_per_tok", 0) or 0) if hasattr(text, "router_aux_loss_coef") else 0
+
+
+def check_routed(model: Model) -> None:
+    """Whether `ppo.router_aux_coef` can mean something there, or ModelError."""
+    if not experts_each(transformers.AutoConfig.from_pretrained(str(model.path))):
+        raise ModelError(
+            f"ppo.router_aux_coef is set, and {model.path} is no mixture of experts whose auxiliary loss transformers knows "
+            "(its configuration has no router_aux_loss_coef and num_experts_per_tok). Set it to 0."
+        )
+
+
 def computing(model: Model, device: str) -> AbstractContextManager[Any]:
     """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's. What it has cast is not
     kept: a pass needs each weight once, and of a model that FSDP cuts up all of it would stay on each card.

@@ -97,30 +97,34 @@ class PreferenceTrainer(Trainer):
         """Rows 0 and 1 are a pair, and so on; a pair with padding in it is none."""
         ppo, mask = self.ppo, rows["mask"]
         ref = rows["ref_logprobs"] if compares(ppo) else torch.zeros(mask.shape, device=mask.device)
-        ratios, lengths = log_ratios(self.roles.policy(rows)[0], ref, mask), mask.sum(1)
+        said = self.said(rows, mask)
+        ratios, lengths = log_ratios(said.logprobs, ref, mask), mask.sum(1)
         valid = (lengths > 0)[::2] & (lengths > 0)[1::2]
         term = dpo_loss(
             ratios[::2], ratios[1::2], valid, kind=ppo.preference_loss, beta=ppo.preference_beta, gamma=ppo.simpo_gamma,
             lengths=(lengths[::2], lengths[1::2]),
         )  # fmt: skip
-        return self._say(term.loss, term.right, entries, tally)
+        return self._say(term.loss, term.right, entries, tally) + self.evenly(said, mask, entries, tally)
 
     def kto(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """Each answer for itself."""
         ppo, baseline = self.ppo, self.run.buffer.facts["baseline"]
-        ratios = log_ratios(self.roles.policy(rows)[0], rows["ref_logprobs"], rows["mask"])
+        said = self.said(rows, rows["mask"])
+        ratios = log_ratios(said.logprobs, rows["ref_logprobs"], rows["mask"])
         term = kto_loss(
             ratios, rows["good"], rows["mask"].any(1), baseline,
             beta=ppo.preference_beta, weights=(ppo.desirable_weight, ppo.undesirable_weight),
         )  # fmt: skip
-        return self._say(term.loss, term.right, entries, tally)
+        return self._say(term.loss, term.right, entries, tally) + self.evenly(said, rows["mask"], entries, tally)
 
     def sft(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """How unlikely the policy finds the answers."""
         how, mask = self.ppo.loss_agg_mode, rows["mask"]
-        unlikely = -self.roles.policy(rows)[0]
+        said = self.said(rows, mask)
+        unlikely = -said.logprobs
         tally.add(loss=masked(unlikely, mask).total)
-        return summed(unlikely, mask, how).over(entries.of(how, most=self.sizes.answer))
+        loss = summed(unlikely, mask, how).over(entries.of(how, most=self.sizes.answer))
+        return loss + self.evenly(said, mask, entries, tally)
 
     def _say(self, loss: Sum, right: Sum, entries: Entries, tally: Tally) -> torch.Tensor:
         tally.add(preference_loss=loss.total, right=right.total)

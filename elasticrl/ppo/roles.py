@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elasticrl.ppo import models
-from elasticrl.ppo.losses import entropies, tempered, with_entropy
+from elasticrl.ppo.losses import entropies, tempered, unevenness, with_entropy
 from elasticrl.runtime.vocabulary import logits_apart
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Said(NamedTuple):
     logprobs: torch.Tensor
     entropy: torch.Tensor
     values: torch.Tensor | None
+    aux: torch.Tensor | None = None  # [], a mixture's auxiliary loss, where it was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +56,29 @@ class Roles:
         """The critic is a head of the actor."""
         return isinstance(self.actor, models.Tied)
 
-    def said(self, model: nn.Module, rows: Rows, *, slopes: bool = False) -> Said:
+    def said(self, model: nn.Module, rows: Rows, *, slopes: bool = False, counted: torch.Tensor | None = None) -> Said:
         """Of each response token. With `slopes` the entropies have a gradient. Where a team shares the head nobody has all
-        logits: its members exchange what they come to.
+        logits: its members exchange what they come to. With `counted` [samples] there is the auxiliary loss of these samples.
         """
         model.train(torch.is_grad_enabled())
         body = model.actor if isinstance(model, models.Tied) else model
-        with models.computing(self.model, self.device), logits_apart(body) as head:
+        with (
+            models.computing(self.model, self.device),
+            logits_apart(body) as head,
+            models.routed(body, asked=counted is not None) as routers,
+        ):
             logits, values = models.response_logits(model, rows)
+        aux = None
+        if counted is not None:
+            seen = rows["attention"] & counted[:, None]
+            aux = unevenness(routers, seen, each=models.experts_each(body.config))
         tokens = response(rows)
         if head is not None:
             found, entropy = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
         else:
             found, entropy = with_entropy(logits, tokens, self.temperature)
             entropy = entropies(logits, self.temperature) if slopes else entropy
-        return Said(found, entropy, values)
+        return Said(found, entropy, values, aux)
 
     def policy(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """(log-probabilities [samples, tokens],), with the values if they come in the same pass."""

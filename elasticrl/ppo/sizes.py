@@ -100,6 +100,7 @@ def may_share(ppo: Ppo, lanes: int, *, prompt: int, answer: int, hidden: int) ->
     return (
         part > 1
         and ppo.algorithm != "ppo"  # its critic sees samples
+        and not ppo.router_aux_coef  # whose loss counts each sample's tokens
         and ppo.mini_batch // lanes % part == 0
         and prompt + part * answer <= min(4 * hidden, ppo.micro_tokens)
     )

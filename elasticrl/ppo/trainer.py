@@ -39,7 +39,7 @@ from elasticrl.ppo.losses import (
 from elasticrl.ppo.models import steady
 from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
-from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.roles import Roles, Said
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
 from elasticrl.ppo.staleness import ON_TIME, Staleness
@@ -397,7 +397,8 @@ class Trainer:
         """The surrogate, and what is added to it."""
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
-        new, entropy, values = self.roles.said(self.roles.actor, rows, slopes=bool(ppo.entropy_coef))
+        said = self.said(rows, mask)
+        new, entropy, values = said.logprobs, said.entropy, said.values
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
@@ -414,7 +415,22 @@ class Trainer:
         # What is tallied is divided by the tokens later; the loss has a count of its own.
         tally.add(policy_loss=term.loss.total * (entries.tokens / count), entropy=masked(entropy, mask).total)
         tally.add(clip_fraction=term.clipped.total, approx_kl=term.approx_kl.total)
-        return loss
+        return loss + self.evenly(said, mask, entries, tally)
+
+    def said(self, rows: Rows, mask: torch.Tensor) -> Said:
+        """What the actor says in an update."""
+        ppo, actor = self.ppo, self.roles.actor
+        return self.roles.said(
+            actor, rows, slopes=bool(ppo.entropy_coef), counted=mask.any(1) if ppo.router_aux_coef else None
+        )
+
+    def evenly(self, said: Said, mask: torch.Tensor, entries: Entries, tally: Tally) -> torch.Tensor | float:
+        """What a mixture's auxiliary loss adds to a loss: the mean of the passes', of which each weighs as it has samples."""
+        if said.aux is None:
+            return 0.0
+        share = mask.any(1).sum() / max(entries.samples, 1.0)
+        tally.add(router_aux=said.aux * share * entries.tokens)  # which is divided by the tokens later
+        return self.ppo.router_aux_coef * said.aux * share
 
     def critic_loss(self, rows: Rows, entries: Entries, tally: Tally) -> torch.Tensor:
         """A separate critic's. In the first update of a step its values may be the old ones, of which returns are made."""

@@ -195,6 +195,17 @@ def computed(gang: Gang, nodes: Sequence[str], owner: int, chance: int, result: 
     return found
 
 
+def in_teams(generation: Generation) -> bool:
+    """Of teams nothing is computed twice. Whoever has asked for that, if only by default, reads so in the log."""
+    worker, team = generation.worker, generation.place.team
+    if team > 1 and worker.context.tree.audit.lanes != "0":
+        worker.say_once(
+            f"audit.lanes: nothing is computed twice, since workers are in teams of {team}. Digests of what all teams "
+            "have alike are still compared (lanes.digest)."
+        )
+    return team > 1
+
+
 def unlike(found: Sequence[Computed]) -> bool:
     """Do results differ?"""
     return len({one.result for one in found}) > 1
@@ -208,7 +219,7 @@ def twice(
     Collective; raises what the comparison comes to.
     """
     tree, place = generation.worker.context.tree, generation.place
-    if audits.off == place.generation or place.team > 1 or tree.lanes.exact != "require":
+    if audits.off == place.generation or tree.lanes.exact != "require" or in_teams(generation):
         return
     key = (tree.job.seed, what, progress.step, 0)
     lane = drawn(*key, lanes=generation.deal.lanes, rate=tree.audit.lanes)
@@ -263,7 +274,7 @@ def bits(rows: torch.Tensor) -> str:
 def _looked_at(generation: Generation, strategy: Strategy, role: str, count: int) -> int | None:
     """The rank whose shard is looked at in the update after `count`."""
     tree = generation.worker.context.tree
-    if not strategy.listens or generation.place.team > 1 or tree.lanes.exact != "require":
+    if not strategy.listens or tree.lanes.exact != "require" or in_teams(generation):
         return None
     world = generation.gang.world
     return drawn(tree.job.seed, f"{role} shard", count, 0, lanes=world, rate=tree.audit.lanes)
@@ -348,8 +359,7 @@ def lend(gang: Gang, rows: Rows, owner: int) -> Rows:
 def audit_of(generation: Generation, audits: Audits, strategy: Strategy, progress: Progress, role: str) -> Audit | None:
     """The audit of this update of a role; None if none is due, or nobody can tell."""
     tree = generation.worker.context.tree
-    place = generation.place
-    if audits.off == place.generation or not strategy.listens or place.team > 1:
+    if audits.off == generation.place.generation or not strategy.listens or in_teams(generation):
         return None
     if tree.lanes.exact != "require":
         return None

@@ -128,7 +128,8 @@ def blocks_of(model: nn.Module, stored: Mapping[str, Shape]) -> dict[str, Block]
     ] = {}  # a parameter's part of a name: what its experts' matrices are called
     for one in get_model_conversion_mapping(model, add_legacy=False):  # type: ignore[arg-type] # a PreTrainedModel
         table: Any = one
-        if getattr(table, "scope_prefix", None) is not None:
+        # Empty where FSDP2 has given the outermost class another name: what is within it then speaks for all names.
+        if getattr(table, "scope_prefix", None):
             return None  # it is for some of the names alone
         sources, targets, steps = table.source_patterns, table.target_patterns, getattr(table, "operations", ())
         how = [(type(step).__name__, getattr(step, "dim", None)) for step in steps]

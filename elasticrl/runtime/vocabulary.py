@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.tokens import Split, Tokens, once
 from elasticrl.runtime.torch_names import all_gather_single
 
@@ -164,7 +165,7 @@ def log_probs(
 
 def loss(model: nn.Module, input_ids: torch.Tensor, labels: torch.Tensor, **inputs: Any) -> torch.Tensor:
     """The mean of what `log_probs` makes of the labels, with a minus: the loss that transformers' models have. Labels of -100
-    are left out.
+    are left out. With `output_router_logits=True` a mixture's auxiliary loss is in it, as in theirs.
     """
     with logits_apart(model) as head, _places(model, lambda hidden: hidden[:, :-1]):
         out = model(input_ids=input_ids, use_cache=False, **inputs)
@@ -172,7 +173,20 @@ def loss(model: nn.Module, input_ids: torch.Tensor, labels: torch.Tensor, **inpu
     counts = wanted != IGNORED
     tokens, logits = wanted.masked_fill(~counts, LEFT_OUT), _tempered(out.logits, 1.0)
     found = (head.said(logits, tokens) if head else picked(logits, tokens))[0]
-    return -torch.where(counts, found, 0.0).sum() / counts.sum().clamp(min=1)
+    mean = -torch.where(counts, found, 0.0).sum() / counts.sum().clamp(min=1)
+    aux = getattr(out, "aux_loss", None)
+    return mean if aux is None else mean + _weight_of_aux(model) * aux
+
+
+def _weight_of_aux(model: nn.Module) -> float:
+    """What a mixture of transformers multiplies its auxiliary loss by."""
+    found: float | None = getattr(model, "router_aux_loss_coef", getattr(model, "aux_loss_coef", None))
+    if found is None:
+        raise Misuse(
+            f"{type(model).__name__} returned an auxiliary loss, and has no router_aux_loss_coef to weigh it by. Set that "
+            "attribute on the model, or leave output_router_logits out."
+        )
+    return found
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
 UPDATES = 2  # of a step
-WORDS = (*tiny.WORDS, "<one>", "<more>")  # FSDP2 cuts a member's rows evenly
+WORDS = (*tiny.WORDS, "<one>")  # an odd number: neither a team nor FSDP2 cuts it evenly
 
 
 @contextmanager

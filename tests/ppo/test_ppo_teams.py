@@ -39,7 +39,7 @@ def outcome(gang: Nodes) -> dict[int, str]:
         pytest.param("grpo", "llama", "tp", "lora fsdp", marks=pytest.mark.slow),
         pytest.param("ppo", "qwen2", "cp", "fsdp", marks=pytest.mark.slow),
         pytest.param("grpo", "qwen2", "cp", "lora", marks=pytest.mark.slow),
-        pytest.param("grpo", "qwen3_moe", "tp", "replicated", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "tp", "fsdp", marks=pytest.mark.slow),
         pytest.param("grpo", "qwen3_moe", "cp", "replicated", marks=pytest.mark.slow),
     ],
 )
@@ -52,7 +52,9 @@ def test_two_teams_that_lose_a_member_train_to_the_bits_of_one(
     if algorithm == "grpo":
         more = {"algorithm": "grpo", "group": 4, "kl": {"where": "loss"}, "entropy_coef": 0.01}
     conf["ppo"] = {"batch": 16, "mini_batch": 16, "micro_tokens": 80, "lr": 4e-3, "critic_lr": 4e-3, **more}
-    words = (*tiny.WORDS, "<one>", "<more>")  # FSDP2 cuts a member's rows evenly
+    if arch == "qwen3_moe":
+        conf["ppo"]["router_aux_coef"] = 0.01
+    words = (*tiny.WORDS, "<one>")  # an odd number: neither a team nor FSDP2 cuts it evenly
     conf["model"] = {"path": tiny.write(tmp_path / "small", arch=arch, hidden=32, layers=1, words=words), how: 2}
     if "lora" in strategy:
         conf["model"]["lora"] = {"rank": 4}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from ppo_job import job, settings
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from bench.fixed_run import FixedRun
 from elasticrl.config.training import Kl, Model
@@ -30,6 +31,7 @@ from elasticrl.ppo.run import Ahead, Buffer
 from elasticrl.ppo.staleness import Staleness
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.vault.errors import CheckpointRefused
 
 STEPS = 2
@@ -280,6 +282,40 @@ def test_a_mixture_s_first_ratio_is_exactly_one_since_its_tokens_go_to_the_same_
     assert len(chosen[True]) > 4
 
 
+@pytest.mark.parametrize("head", ["separate", "tied"])
+def test_a_mixture_s_auxiliary_loss_is_the_mean_of_the_passes_weighed_by_their_samples(tmp_path, head):
+    path = tiny.write(tmp_path, arch="qwen3_moe", hidden=32, layers=2)
+    ppo = settings(mini_batch=32, epochs=1, micro_tokens=60, router_aux_coef=0.5)
+    trainer, _ = job(path, ppo=ppo, lanes=2, head=head)
+    update, passes = trainer.losses["actor"], []
+
+    def beside(rows, entries, tally):
+        """Held against what transformers says of the same pass, before anything is learned from it."""
+        loss = update(rows, entries, tally)
+        trainer.ppo = ppo.model_copy(update={"router_aux_coef": 0.0})
+        without = update(rows, entries, Tally())
+        trainer.ppo = ppo
+        body = trainer.roles.actor.actor if head == "tied" else trainer.roles.actor
+        said = body(input_ids=rows["tokens"], output_router_logits=True, use_cache=False).router_logits
+        seen = rows["attention"] & rows["mask"].any(1, keepdim=True)
+        aux = load_balancing_loss_func(said, 4, 2, seen) if seen.any() else torch.zeros(())
+        share = rows["mask"].any(1).sum() / entries.samples
+        torch.testing.assert_close(loss - without, 0.5 * aux * share, rtol=1e-4, atol=1e-6)
+        passes.append((float(aux.detach()), float(share)))
+        return loss
+
+    trainer.losses["actor"] = beside
+    metrics = trainer.step(0).metrics
+    assert len(passes) > 4
+    assert sum(share for _, share in passes) == pytest.approx(1.0)
+    assert metrics["router_aux"] == pytest.approx(sum(aux * share for aux, share in passes), rel=1e-5)
+
+
+def test_a_model_without_experts_has_no_auxiliary_loss_to_weigh(folders):
+    with pytest.raises(models.ModelError, match="is no mixture of experts"):
+        models.check_routed(Model(path=folders["qwen2"]))
+
+
 @pytest.mark.long
 def test_micro_batches_change_the_gradient_only_by_rounding(folders):
     norms = [
@@ -391,11 +427,13 @@ def test_a_target_may_be_of_a_token_as_in_other_trainers(folders, monkeypatch):
         {"algorithm": "dpo", "preference_loss": "simpo", "preference_beta": 2.0},
         {"algorithm": "kto", "desirable_weight": 1.5},
         {"algorithm": "sft", "loss_agg_mode": "seq-mean-token-mean"},
+        *({"algorithm": name, "router_aux_coef": 0.01} for name in ("dpo", "kto", "sft")),
     ],
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
-def test_given_answers_are_learned_in_any_order_of_lanes(folders, kind):
-    path = folders["qwen2"]
+def test_given_answers_are_learned_in_any_order_of_lanes(folders, tmp_path, kind):
+    mixture = "router_aux_coef" in kind
+    path = tiny.write(tmp_path, arch="qwen3_moe", hidden=32, layers=1) if mixture else folders["qwen2"]
 
     def answers(step, lane):
         found = []
@@ -426,6 +464,8 @@ def test_given_answers_are_learned_in_any_order_of_lanes(folders, kind):
     told = "loss" if kind["algorithm"] == "sft" else "preference_loss"
     assert last[told] < 0.95 * first[told]
     assert last.get("right", 1.0) == 1.0
+    assert last.get("router_aux", 0.0) < 2.5
+    assert ("router_aux" in last) == mixture
 
 
 def test_a_scorer_is_asked_once_for_a_sample_that_is_run_again(folders):

@@ -16,7 +16,7 @@ from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.planned import share
 from elasticrl.runtime.reading import read
-from elasticrl.runtime.team import form_team, local
+from elasticrl.runtime.team import form_team, local, part_of
 from elasticrl.runtime.tokens import Tokens, check_known, form_tokens
 from elasticrl.runtime.vocabulary import log_probs, loss
 
@@ -188,8 +188,15 @@ def scored(
     p = (logits / 0.7).log_softmax(-1)
     expected = {"log_probs": p.gather(-1, tokens[:, 1:, None])[..., 0], "entropy": -(p.exp() * p).sum(-1)}
     expected["loss"] = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])
+    more: dict[str, Any] = {}
+    if kind in MIXTURES:  # transformers' own, with the auxiliary loss
+        more = {
+            "output_router_logits": True,
+            "attention_mask": (torch.arange(length) < length - 2).long().expand(5, -1),
+        }
+        expected["loss"] = plain(input_ids=tokens, labels=labels, use_cache=False, **more).loss
     said = log_probs(shared, tokens, temperature=0.7, entropy=True)
-    found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels)}
+    found = {"log_probs": said.log_probs, "entropy": said.entropy, "loss": loss(shared, tokens, labels, **more)}
     for one in (expected, found):
         ((one["log_probs"] + 0.3 * one["entropy"]).mul(weights).sum() + one["loss"]).backward()
     differences = {name: _apart(found[name].detach(), expected[name].detach()) for name in expected}
@@ -270,6 +277,30 @@ def read_parts(
     odd += theirs.keys() ^ here.keys()  # a head that is tied has no name of its own
     gang.leave()
     return taken[2], taken[3], odd
+
+
+def read_sharded(rank: int, world: int, store: dist.Store, *, generation: int, kind: str, folder: str) -> list[str]:
+    """The names of parameters of which this rank has read something else than the file has, where FSDP2 has cut the model."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    plain = whole(kind)
+    if rank == 0:
+        plain.save_pretrained(folder)
+    dist.barrier()
+    with outlined():
+        mine: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    mesh = DeviceMesh.from_group(gang.group, "cpu", mesh_dim_names=("dp",))
+    for layer in mine.model.layers:
+        fully_shard(layer, mesh=mesh)
+    read(fully_shard(mine, mesh=mesh), folder)
+    theirs = dict(plain.named_parameters())
+    odd = [
+        name for name, param in mine.named_parameters() if not torch.equal(local(param), theirs[name][part_of(param)])
+    ]
+    gang.leave()
+    return odd
 
 
 def _own() -> int:

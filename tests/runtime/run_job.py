@@ -54,21 +54,21 @@ def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def whole(*, even: bool = False) -> nn.Sequential:
-    """What a team shares, as one process has it. `even`: all that is cut in rows is cut evenly, as FSDP2 wants it."""
+def whole() -> nn.Sequential:
+    """What a team shares, as one process has it."""
     return nn.Sequential(
         nn.Linear(24, 68), nn.GELU(), nn.Dropout(0.1), nn.Linear(68, 67), nn.LayerNorm(67), nn.Dropout(0.1),
-        nn.Linear(67, 8 if even else 5),
+        nn.Linear(67, 5),
     )  # fmt: skip
 
 
-def shared(mesh: DeviceMesh, *, even: bool = False, fsdp: bool = False) -> nn.Module:
-    """Cut evenly and unevenly, by rows and by columns, and not cut."""
+def shared(mesh: DeviceMesh, *, fsdp: bool = False) -> nn.Module:
+    """Cut evenly and unevenly, by rows and by columns, and not cut. FSDP2 cuts it further, evenly and unevenly."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"0": ColwiseParallel(), "3": RowwiseParallel(), "6": ColwiseParallel(output_layouts=Replicate())}
-    model = parallelize_module(whole(even=even).to(mesh.device_type), mesh["tp"], plan, src_data_rank=None)
+    model = parallelize_module(whole().to(mesh.device_type), mesh["tp"], plan, src_data_rank=None)
     if fsdp:
         from torch.distributed.fsdp import fully_shard
 
@@ -114,7 +114,6 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizers, and a scheduler")
-    options.add_argument("--even", action="store_true", help="a team's model that FSDP2 can cut further")
     options.add_argument("--updates", type=int, default=1, help="in each step")
     options.add_argument("--counted", action="store_true", help="by run.updates")
     options.add_argument(
@@ -142,7 +141,7 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
         device = run.context.device
         model: Any = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if run.tree.model.tp > 1:
-            model = partial(shared, even=args.even, fsdp=run.tree.model.strategy == "fsdp")
+            model = partial(shared, fsdp=run.tree.model.strategy == "fsdp")
         elif args.params:
             model = Weighty(model, args.params).to(device)
         more = {"stored": Stored(args.state)} if args.state else {}

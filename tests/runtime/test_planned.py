@@ -10,7 +10,8 @@ import pytest
 import torch
 from forked_workers import Workers
 
-from elasticrl.runtime.vocabulary import picked
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.vocabulary import loss, picked
 
 GENERATION = count(1)
 CLOSE = 2e-5  # sums are taken in another order
@@ -82,7 +83,8 @@ def test_a_team_that_shares_layers_and_tokens_computes_what_one_process_does(kin
         ("llama", 2, {}),
         ("llama-tied", 2, {}),
         ("llama-tied", 1, {"length": 6}),
-        ("qwen3_moe", 1, {}),
+        ("qwen3_moe", 1, {"router_aux_loss_coef": 0.3}),
+        ("mixtral", 2, {"router_aux_loss_coef": 0.3}),
         ("gemma", 2, {}),
     ],
 )
@@ -95,6 +97,27 @@ def test_log_probabilities_need_no_whole_logits(workers: Workers, kind: str, cut
     assert first == second, "the members see the same"
     close = 1e-10 if how.get("wide") else CLOSE
     assert {name: apart for name, apart in first.items() if apart > close} == {}
+
+
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match")  # peft's, of its own settings for experts
+@pytest.mark.parametrize("kind", planned_job.MIXTURES)
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_mixtures_loss_has_its_auxiliary_loss_as_transformers_own_has(kind: str, lora: bool):
+    model: Any = planned_job.whole(kind)
+    model = planned_job.adapted(model) if lora else model
+    tokens = torch.randint(1, 67, (3, 8), generator=torch.Generator().manual_seed(1))
+    how = {"attention_mask": (torch.arange(8) < 6).long().expand(3, -1)}
+    for asked in (False, True):
+        theirs = model(input_ids=tokens, labels=tokens, use_cache=False, output_router_logits=asked, **how).loss
+        torch.testing.assert_close(loss(model, tokens, tokens, output_router_logits=asked, **how), theirs)
+
+
+def test_an_auxiliary_loss_that_has_no_weight_is_refused():
+    model: Any = planned_job.whole("mixtral")
+    del model.router_aux_loss_coef
+    tokens = torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(Misuse, match="has no router_aux_loss_coef"):
+        loss(model, tokens, tokens, output_router_logits=True)
 
 
 def test_autocast_changes_no_entropy_and_no_gradient_of_one():
@@ -151,6 +174,16 @@ def test_a_member_reads_its_own_part_and_nothing_else(workers: Workers, kind: st
     for whole, part, odd in workers.run(planned_job.read_parts, 2, generation=next(GENERATION), **how):
         assert odd == []
         assert part < 0.6 * whole
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mixtral"])
+def test_a_rank_reads_its_rows_of_what_fsdp_has_cut(kind: str, tmp_path: Path):
+    gang = Workers(3)
+    try:
+        found = gang.run(planned_job.read_sharded, 3, generation=next(GENERATION), kind=kind, folder=str(tmp_path))
+    finally:
+        gang.close()
+    assert found == [[], [], []]
 
 
 def test_a_member_keeps_about_half_of_the_activations(workers: Workers):

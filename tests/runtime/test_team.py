@@ -47,11 +47,13 @@ def test_any_number_of_teams_makes_the_same_bits(tmp_path: Path, undisturbed, te
         found = audit(nodes.run_dir)
         assert found.ok, found.sentence
         assert found.steps == STEPS
+        said = "audit.lanes: nothing is computed twice, since workers are in teams of 2"
+        assert [nodes.workers[name].text.count(said) for name in names(teams)] == [1] * (2 * teams)
 
 
 def made(folder: Path, teams: int, strategy: str, *, kills: bool = False, tp: int = 2) -> dict[int, str]:
-    """The digests of a job whose model FSDP2 can cut further."""
-    with gang(folder, teams, steps=6, strategy=strategy, args=("--even",), step_ms=30.0 * kills, tp=tp) as nodes:
+    """The digests of a shorter job."""
+    with gang(folder, teams, steps=6, strategy=strategy, step_ms=30.0 * kills, tp=tp) as nodes:
         nodes.plan(*names(teams, tp))
         if kills:
             nodes.until_new(1)
@@ -139,11 +141,11 @@ def test_what_is_saved_by_any_number_of_teams_under_fsdp_is_gone_on_from_by_any_
     tmp_path: Path, before: int, after: int
 ):
     expected = made(tmp_path / "whole", 1, "replicated")
-    with gang(tmp_path / "two", before, steps=3, strategy="fsdp", args=("--even",)) as nodes:
+    with gang(tmp_path / "two", before, steps=3, strategy="fsdp") as nodes:
         nodes.plan(*names(before))
         nodes.until_done()
     shutil.rmtree(tmp_path / "two" / "vault")
-    with gang(tmp_path / "two", after, steps=6, strategy="replicated", args=("--even",)) as nodes:
+    with gang(tmp_path / "two", after, steps=6, strategy="replicated") as nodes:
         nodes.generation, nodes.resume = 5, 3
         nodes.plan(*names(after))
         nodes.until_done()

@@ -60,10 +60,11 @@ def test_what_a_team_has_cut_goes_to_an_engine_whole_and_bucket_by_bucket(worker
         assert largest <= 56, "a bucket, and what its chunks are padded by"
 
 
-def test_what_fsdp_has_cut_of_a_teams_parts_goes_to_an_engine_whole_and_bucket_by_bucket():
+@pytest.mark.parametrize("even", [True, False])
+def test_what_fsdp_has_cut_of_a_teams_parts_goes_to_an_engine_whole_and_bucket_by_bucket(even: bool):
     gang = Workers(4)
     try:
-        found = gang.run(team_parts.sent_in_buckets, 4, generation=next(GENERATION), fsdp=True, even=True)
+        found = gang.run(team_parts.sent_in_buckets, 4, generation=next(GENERATION), fsdp=True, even=even)
     finally:
         gang.close()
     assert all(right and buckets > 2 and largest <= 56 for right, buckets, largest in found), found

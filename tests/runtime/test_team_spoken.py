@@ -85,6 +85,7 @@ def test_fsdp_and_replicated_make_the_same_bits_for_one_to_three_teams(tmp_path:
     assert made(tmp_path / "two", kind, how, 2, victim="n3") == expected
     if how is not BOTH:
         assert made(tmp_path / "three", kind, how, 3) == expected
+        assert made(tmp_path / "odd", kind, how, 3, strategy="fsdp", victim="n1") == expected, "of some a team has none"
 
 
 @pytest.mark.slow

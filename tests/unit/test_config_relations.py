@@ -291,6 +291,14 @@ CASES = [
         "Set exact: warn, rollout.vllm.batch_invariant: true",
     ),
     Case(
+        "audit.lanes",
+        "has no effect with teams",
+        ["audit.lanes=1/10", "model.tp=2", "node.workers=2"],
+        "it is 1/10, and workers are in teams of 2",
+        ["audit.lanes=1/200"],
+        "Leave audit.lanes out",
+    ),
+    Case(
         "model.zero_stage",
         "has no effect",
         ["model.zero_stage=3"],
