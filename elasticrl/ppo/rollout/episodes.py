@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import ALONE, block, requests_of
+from elasticrl.ppo.generation import ALONE, block, by_of, requests_of
 from elasticrl.ppo.groups import Groups
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
@@ -162,7 +162,7 @@ class Episodes:
             if not buffer.has(lane, ("tokens",)):
                 asked = requests_of(self.feed(step, lane), self.groups, lane, self._streams(), self.shape.prompt)
                 buffer.ids[lane] = [request.id for request in asked]
-                buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad))
+                buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad), by=by_of(len(asked), step))
 
     def _left(self) -> bool:
         """Whether any episode goes on, in whatever lane. Collective."""
