@@ -1,6 +1,8 @@
 """Tools as Python functions, and the environments of others, by what they look like."""
 
+import http.client
 import json
+import subprocess
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 
 from elasticrl.config.training import Data
 from elasticrl.ppo import prompts, tiny
-from elasticrl.ppo.environments import Message, Reply, Task
+from elasticrl.ppo.environments import Message, Reply, Task, is_trouble
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Patience
 from elasticrl.ppo.rollout.tape import Tape
 from elasticrl.ppo.tools import Gymnasium, OpenEnv, Tools, Verifiers, calls_in
@@ -198,3 +200,97 @@ def test_adapters_go_through_the_desk_like_any_other():
     assert found.taped.reply == Reply(observation="")
     (found,) = desk.ask([Call(lane=0, task=TASK, turn=0, message=said("ab"))])
     assert found.taped.reply.observation == ({"role": "user", "content": "abab"},)
+
+
+def raised(module: str, *names: str, said: dict[str, Any] | None = None) -> Exception:
+    """An error of a client that is not installed here: classes of these names, each of the one before."""
+    kind: type[Exception] = Exception
+    for name in names:
+        kind = type(name, (kind,), {"__module__": module})
+    error = kind("as it is")
+    error.__dict__.update(said or {})
+    return error
+
+
+def behind(error: Exception, cause: Exception | None, *, says: bool = True) -> Exception:
+    """An error that was raised because of another one, or while it was handled."""
+    try:
+        try:
+            raise cause or ValueError
+        except Exception as first:
+            raise error from (first if says else None)
+    except Exception as found:
+        return found
+
+
+def answered(status: int) -> Any:
+    return SimpleNamespace(status_code=status)
+
+
+GRPC = {"code": lambda: SimpleNamespace(name="UNAVAILABLE")}
+TROUBLES = {
+    "httpx.ConnectTimeout": raised("httpx", "HTTPError", "TransportError", "TimeoutException", "ConnectTimeout"),
+    "httpx.ReadError": raised("httpx", "HTTPError", "TransportError", "NetworkError", "ReadError"),
+    "httpx 503": raised("httpx", "HTTPError", "HTTPStatusError", said={"response": answered(503)}),
+    "httpcore.ReadTimeout": raised("httpcore._exceptions", "TimeoutException", "ReadTimeout"),
+    "aiohttp.ServerDisconnectedError": raised("aiohttp.client_exceptions", "ClientConnectionError", "ServerDisconnectedError"),
+    "aiohttp.ClientPayloadError": raised("aiohttp.client_exceptions", "ClientError", "ClientPayloadError"),
+    "aiohttp 502": raised("aiohttp.client_exceptions", "ClientResponseError", said={"status": 502}),
+    "websockets.ConnectionClosedError": raised("websockets.exceptions", "ConnectionClosed", "ConnectionClosedError"),
+    "urllib3.ReadTimeoutError": raised("urllib3.exceptions", "HTTPError", "TimeoutError", "ReadTimeoutError"),
+    "openai.APITimeoutError": raised("openai", "APIError", "APIConnectionError", "APITimeoutError"),
+    "openai 429": raised(
+        "openai", "APIStatusError", "RateLimitError", said={"code": "rate_limit_exceeded", "response": answered(429)}
+    ),
+    "grpc": raised("grpc._channel", "RpcError", said=GRPC),
+    "IncompleteRead": http.client.IncompleteRead(b""),
+    "RemoteDisconnected": http.client.RemoteDisconnected(),
+    "wrapped": behind(RuntimeError("the search is away"), ConnectionError()),
+    "in a group": ExceptionGroup("tasks", [ValueError(), TimeoutError()]),
+}
+OWN = {
+    "httpx.UnsupportedProtocol": raised("httpx", "HTTPError", "TransportError", "UnsupportedProtocol"),
+    "httpx 404": behind(raised("httpx", "HTTPStatusError", said={"response": answered(404)}), ConnectionError()),
+    "openai 400": raised("openai", "APIStatusError", said={"code": None, "response": answered(400)}),
+    "grpc": raised("grpc._channel", "RpcError", said={"code": lambda: SimpleNamespace(name="INVALID_ARGUMENT")}),
+    "said to be its own": behind(ValueError(), ConnectionError(), says=False),
+    "a missing file": behind(FileNotFoundError(), ConnectionError()),
+    "a subprocess that takes too long": subprocess.TimeoutExpired("the policy's own program", 3.0),
+    "a mistake": ZeroDivisionError(),
+}
+
+
+@pytest.mark.parametrize("error", TROUBLES.values(), ids=list(TROUBLES))
+def test_what_clients_raise_when_nobody_answers_is_trouble_and_is_never_told_the_policy(error: Exception):
+    assert is_trouble(error)
+
+    def search() -> str:
+        raise error
+
+    sums = type("Searches", (Sums,), {"tools": (search,)})()
+    sums.reset(TASK)
+    with pytest.raises(type(error)):
+        sums.step(called("search"))
+
+
+@pytest.mark.parametrize("error", OWN.values(), ids=list(OWN))
+def test_what_comes_again_however_often_it_is_tried_is_no_trouble(error: Exception):
+    assert not is_trouble(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("aiohttp:ServerDisconnectedError", ()),
+        ("aiohttp:ClientPayloadError", ()),
+        ("urllib3.exceptions:ReadTimeoutError", (None, "/", "late")),
+        ("urllib3.exceptions:MaxRetryError", (None, "/")),
+        ("requests:ReadTimeout", ()),
+        ("httpx:ConnectTimeout", ("late",)),
+        ("httpx:RemoteProtocolError", ("cut",)),
+        ("websockets.exceptions:ConnectionClosedError", (None, None)),
+    ],
+)
+def test_the_clients_that_are_here_raise_what_is_looked_for(name: str, arguments: tuple[Any, ...]):
+    module, _, kind = name.partition(":")
+    assert is_trouble(getattr(pytest.importorskip(module), kind)(*arguments))
