@@ -319,6 +319,45 @@ def test_a_fresh_environment_is_brought_to_where_the_dead_one_was(kind):
     assert found.taped.state == ("3" if kind is Saves else None)
 
 
+class Steady(Counts):
+    """Takes as long for each message as a try may take, all but a little."""
+
+    def step(self, message: Message) -> Reply:
+        time.sleep(0.15)
+        return super().step(message)
+
+
+def test_an_environment_that_is_told_all_again_has_time_for_all_of_it():
+    # Found by reading: one trouble at a late turn lost each sample of an environment without `save`, as its replay came late.
+    past = tuple(call("a", turn).message for turn in range(4))
+    desk = Desk("steady", Steady, replace(PATIENCE, timeout_s=0.4, retries=0), Tape(None))
+    (found,) = desk.ask([call("a", 4, past=lambda: past)])
+    assert found.troubles == 0
+    assert found.taped.reply.observation == "5"
+
+
+class Unmade(Exception):
+    pass
+
+
+class Fails(Counts):
+    """Cannot be made the first time, as its server is away."""
+
+    troubles = (Unmade,)
+    left = 1
+
+    def __init__(self) -> None:
+        if Fails.left:
+            Fails.left -= 1
+            raise Unmade
+        super().__init__()
+
+
+def test_trouble_with_making_an_environment_is_told_by_its_class(bad):
+    (found,) = Desk("fails", Fails, PATIENCE, Tape(None)).ask([call("a", RESET)])
+    assert (found.troubles, found.taped is None) == (1, False)
+
+
 def test_a_tape_is_read_by_the_next_worker_and_a_torn_line_is_none(tmp_path: Path):
     first, key = Tape(tmp_path), key_of("0:17", 1, (6, 15, 7))
     first.begin(3)
