@@ -193,6 +193,54 @@ def test_an_environment_of_verifiers_replies_and_its_rubric_scores(old: bool):
     assert doubles.step(said("3")) == Reply(reward=1.0, done=True)
 
 
+class Called:
+    """Like a ToolEnv of verifiers: it is over at a message without a call, or after three turns."""
+
+    def __init__(self, *, old: bool) -> None:
+        self.old = old
+        self.rubric = SimpleNamespace(score_rollout=self.score)
+        self.is_completed = self.completed_of if old else self.completed
+        self.oai_tools = [{"type": "function", "function": {"name": "add"}}]
+
+    async def setup_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    async def completed_of(self, messages: list[Any], state: dict[str, Any], **_more: Any) -> bool:
+        return state["turn"] >= 3 or (messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1])
+
+    async def completed(self, state: dict[str, Any], **_more: Any) -> bool:
+        its = state["trajectory"]
+        return len(its) >= 3 or bool(its and not its[-1]["completion"][-1].get("tool_calls"))
+
+    async def env_response(self, messages: list[Any], state: dict[str, Any], **_more: Any) -> Any:
+        assert "tool_calls" in messages[-1]
+        assert self.old or state["trajectory"][-1]["prompt"] == messages[:-1]
+        found = [
+            {"role": "tool", "content": str(add(**json.loads(its["function"]["arguments"]))), "tool_call_id": its["id"]}
+            for its in messages[-1]["tool_calls"]
+        ]
+        return (found, state) if self.old else found
+
+    async def score(self, state: dict[str, Any]) -> None:
+        state["reward"] = float(state["completion"][-1]["content"] == state["answer"])
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_tool_environment_of_verifiers_is_handed_the_calls_and_its_turns(old: bool):
+    # Found by reading: it was shown the text alone, and so no tool was ever called: the first message was the last.
+    tools = Verifiers(Called(old=old))
+    assert tools.tools == ({"type": "function", "function": {"name": "add"}},)
+    tools.reset(TASK)
+    reply = tools.step(called("add", a=1, b=2))
+    assert reply == Reply(observation=({"role": "tool", "content": "3", "tool_call_id": "call_0_0"},))
+    assert tools.state["completion"][0]["content"] == "So:"
+    assert tools.step(said("3", turn=1)) == Reply(reward=1.0, done=True)
+    tools.reset(TASK)
+    for turn in range(2):
+        assert not tools.step(called("add", a=1, b=2)).done, turn
+    assert tools.step(called("add", a=1, b=2)).done, "it has had its turns"
+
+
 def test_adapters_go_through_the_desk_like_any_other():
     patience = Patience(timeout_s=5.0, retries=0, at_once=2, holds=False, deadline_s=5.0)
     desk = Desk("doubles", lambda: Verifiers(Doubles(old=True)), patience, Tape(None))
