@@ -127,10 +127,10 @@ def conf(folder: Path, behind: int, engines: int, steps: int, answer: int) -> di
 class Faults:
     """A random schedule: engines are stopped for a while or killed, and nodes leave and join again later."""
 
-    def __init__(self, job: Rollouts, nodes: list[str], chance: random.Random) -> None:
-        self.job, self.nodes, self.chance = job, nodes, chance
+    def __init__(self, job: Rollouts, nodes: list[str], chance: random.Random, gap_s: tuple[float, float]) -> None:
+        self.job, self.nodes, self.chance, self.gap_s = job, nodes, chance, gap_s
         self.counts: Counter[str] = Counter()
-        self._due = time.monotonic() + chance.uniform(0.5, 3.0)
+        self._due = time.monotonic() + chance.uniform(*gap_s)
         self._resume = dict[int, float]()  # by pid
         self._join = dict[str, float]()
 
@@ -143,7 +143,7 @@ class Faults:
             del self._join[node]
             self.job.start(node)
         if now > self._due:
-            self._due = now + self.chance.uniform(1.0, 5.0)
+            self._due = now + self.chance.uniform(*self.gap_s)
             self._strike(self.chance.choice(self.nodes), self.chance.choice(("stopped", "killed", "left")), now)
 
     def over(self) -> None:
@@ -184,7 +184,8 @@ def play(folder: Path, behind: int, args: argparse.Namespace, chaos: int, keep: 
                 raise TimeoutError(f"staleness {behind}: step {step} after {LIMIT_S:g} s")
             if not began and step >= args.first:
                 began = now
-                faults = Faults(job, nodes, random.Random(f"{args.seed} {behind} {chaos}")) if chaos else None
+                chance = random.Random(f"{args.seed} {behind} {chaos}")
+                faults = Faults(job, nodes, chance, args.gap_s) if chaos else None
             if faults:
                 faults.turn(now)
             time.sleep(0.05)
@@ -283,7 +284,8 @@ def main() -> None:
     small = args.schedules is not None
     args.steps = args.steps or (30 if args.learning else 12 if small else 24)
     args.engines = args.engines or (2 if small else 1)
-    args.chaos, args.answer, args.first = (args.schedules, 8, 0) if small else (args.chaos, 48, FIRST)
+    args.answer, args.first, args.gap_s = (8, 0, (0.2, 1.0)) if small else (48, FIRST, (1.0, 5.0))
+    args.chaos = args.schedules if small else args.chaos
     if args.learning:
         learning(args)
         return
@@ -313,11 +315,11 @@ def played(folder: Path, args: argparse.Namespace) -> tuple[list[Run], dict[int,
     chance = random.Random(5)
     lines = [json.dumps({"prompt": f"{chance.randrange(10**8):08}"}) for _ in range(4000)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
-    for behind in map(int, args.behind.split(",")):
-        kept = [folder / f"{behind}.{chaos}" for chaos in range(args.chaos + 1)]
-        for chaos, keep in enumerate(kept):
+    for chaos in range(args.chaos + 1):
+        for behind in map(int, args.behind.split(",")):
+            first, keep = (folder / f"{behind}.{number}" for number in (0, chaos))
             runs.append(run := play(folder, behind, args, chaos, keep))
-            same = compare(read(kept[0]), read(keep)).ok
+            same = compare(read(first), read(keep)).ok
             alike[behind] = same and alike.get(behind, True)
             if not args.json:
                 print(run, "same bits" if same else "OTHER BITS", flush=True)
