@@ -203,7 +203,8 @@ class Verifiers:
         asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         self.state = {
             "id": 0, "task": record.get("task", "default"), "prompt": self._theirs(asked), "answer": record.get("answer", ""),
-            "info": record.get("info", {}), "completion": [], "responses": [], "turn": 0, "timing": {}, "trajectory": [],
+            "info": record.get("info", {}), "completion": [], "responses": [], "turn": 0, "trajectory": [],
+            "timing": {"generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0},
             "trajectory_id": task.id, "is_completed": False, "is_truncated": False, "error": None, "final_env_response": None,
         }  # fmt: skip
         self.state = now(self.env.setup_state(self.state)) or self.state
@@ -236,7 +237,10 @@ class Verifiers:
         return bool(now(ask(self.state) if self.newer else ask(context, self.state)))
 
     def _reward(self) -> float:
-        found = now(self.env.rubric.score_rollout(self.state))
+        score = self.env.rubric.score_rollout
+        asked = inspect.signature(score).parameters  # the state has all of it, but older ones want it by name
+        named = {name: self.state[name] for name in ("prompt", "completion", "answer", "task", "info") if name in asked}
+        found = now(score(state=self.state, **named))
         return float(found.reward if hasattr(found, "reward") else self.state.get("reward", 0.0))
 
     def _theirs(self, messages: Sequence[Any]) -> list[Any]:

@@ -198,7 +198,7 @@ class Called:
 
     def __init__(self, *, old: bool) -> None:
         self.old = old
-        self.rubric = SimpleNamespace(score_rollout=self.score)
+        self.rubric = SimpleNamespace(score_rollout=self.score_of if old else self.score)
         self.is_completed = self.completed_of if old else self.completed
         self.oai_tools = [{"type": "function", "function": {"name": "add"}}]
 
@@ -223,6 +223,10 @@ class Called:
 
     async def score(self, state: dict[str, Any]) -> None:
         state["reward"] = float(state["completion"][-1]["content"] == state["answer"])
+
+    async def score_of(self, prompt: list[Any], completion: list[Any], answer: str, state: dict[str, Any]) -> Any:
+        assert prompt == state["prompt"]
+        return SimpleNamespace(reward=float(completion[-1]["content"] == answer))
 
 
 @pytest.mark.parametrize("old", [True, False])
