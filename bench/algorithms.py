@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
+import math
 import sys
+import textwrap
 import types
 from collections import defaultdict
 from pathlib import Path
@@ -24,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from elasticrl.config.training import Ppo
 from elasticrl.ppo import kl, preference
-from elasticrl.ppo.advantages import WHITENED, overlong_penalties, whiten, without_critic
-from elasticrl.ppo.losses import Entries, policy_loss, summed
+from elasticrl.ppo.advantages import WHITENED, gae, overlong_penalties, whiten, without_critic
+from elasticrl.ppo.losses import Entries, importance_weights, logprobs, policy_loss, summed, value_loss
 from elasticrl.runtime.scalars import Moments
 
 if TYPE_CHECKING:
@@ -33,7 +36,10 @@ if TYPE_CHECKING:
 
 Row = tuple[str, torch.Tensor, torch.Tensor]  # what, ours, theirs
 
-GROUP, ROWS, WIDTH = 4, 12, 7
+GROUP, ROWS, WIDTH, WORDS = 4, 12, 7, 11
+ARGUMENTS: dict[str, Any] = {
+    "delta": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "use_bias_correction_kl": False,
+}  # fmt: skip
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
@@ -53,6 +59,14 @@ class Numbers:
         self.rewards = torch.where(self.mask, draw(1.0), 0.0)
         self.entries = Entries(float(self.mask.sum()), float(ROWS))
         self.lengths = lengths[:, 0]
+        self.values, self.critic, self.returns = draw(1.0), draw(1.0), draw(1.0)
+        self.rollout = self.old + draw(0.4)  # what an engine says of the same tokens
+        self.said = self.mask & (
+            torch.rand(ROWS, WIDTH, generator=g) > 0.3
+        )  # with a reply of an environment's in between
+        self.good = torch.rand(ROWS, generator=g) > 0.4
+        self.logits = draw(1.0, ROWS, WIDTH, WORDS)
+        self.tokens = torch.randint(0, WORDS, (ROWS, WIDTH), generator=g)
 
     def ours(self, ppo: Ppo) -> torch.Tensor:
         """Our loss of the whole batch beside its gradient."""
@@ -131,11 +145,55 @@ def beside_verl(folder: Path, n: Numbers) -> Iterator[Row]:
             return found
 
         yield f"divergence {kind}, with its gradient", sloped(n.new, mine), sloped(n.new, verls_kl)
+    yield from critics_beside_verl(core, n)
+    yield from corrections_beside_verl(folder, n)
     most, buffer, factor = WIDTH, 3, 0.5  # verl/workers/reward_manager/dapo.py has it inside of a loop
     theirs = torch.tensor(
         [min(-(int(x) - (most - buffer)) / buffer * factor, 0) for x in n.lengths], dtype=torch.float64
     )
     yield "overlong shaping (its line)", overlong_penalties(n.mask, most=most, buffer=buffer, factor=factor), -theirs
+
+
+def critics_beside_verl(core: Any, n: Numbers) -> Iterator[Row]:
+    """GAE, the critic's loss, and the coefficient that follows a target."""
+    for what, mask in (("", n.mask), (", over a reply that is no token of the policy's", n.said)):
+        gained, returns = gae(n.rewards, n.values, mask, gamma=0.9, lam=0.8)
+        theirs, back = core.compute_gae_advantage_return(n.rewards, n.values, mask.double(), 0.9, 0.8)
+        yield f"GAE, whitened{what}", whiten(gained, mask, Moments.of(gained, mask)), theirs * mask
+        yield f"GAE's returns{what}", returns, back * mask
+
+    def mine(new: torch.Tensor) -> torch.Tensor:
+        return value_loss(new, n.values, n.returns, n.mask, clip=0.2).over(n.entries.tokens)
+
+    def verls(new: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = core.compute_value_loss(new, n.returns, n.values, n.mask.double(), 0.2)[0]
+        return found
+
+    yield "value loss, with its gradient", sloped(n.critic, mine), sloped(n.critic, verls)
+    ours, theirs = kl.Coefficient(0.05, target=6.0, horizon=100.0), core.AdaptiveKLController(0.05, 6.0, 100.0)
+    pairs = []
+    for step, seen in enumerate((4 * n.values[:, 0].abs() + 4).tolist()):
+        ours.observe(step=step, kl=seen, samples=32)
+        theirs.update(seen, 32)
+        pairs.append((ours.of(step + 1), theirs.value))
+    both = torch.tensor(pairs, dtype=torch.float64)
+    yield "the coefficient that follows a target", both[:, 0], both[:, 1]
+
+
+def corrections_beside_verl(folder: Path, n: Numbers) -> Iterator[Row]:
+    """Truncated importance sampling of tokens and of answers."""
+    text = (folder / "verl/trainer/ppo/rollout_corr_helper.py").read_text()
+    name = "compute_rollout_correction_weights"
+    part = next(part for part in text.split("\ndef ") if part.startswith(f"{name}("))
+    held: dict[str, Any] = {
+        "torch": torch, "verl_F": sys.modules["verl.utils.torch_functional"], "SAFETY_BOUND": 20.0,
+        "compute_is_metrics": lambda **_: {},
+    }  # fmt: skip
+    exec(f"def {part}", held)
+    for level in ("token", "sequence"):
+        ppo = Ppo(importance_mode=f"{level}_truncate", importance_limit=1.5)  # type: ignore[arg-type]
+        theirs = held[name](n.old - n.rollout, n.mask.double(), level, 1.5)[0]
+        yield f"importance, {level}_truncate", importance_weights(n.old, n.rollout, n.mask, ppo, 1.5) * n.mask, theirs
 
 
 def advantages(n: Numbers, ppo: Ppo) -> torch.Tensor:
@@ -145,13 +203,17 @@ def advantages(n: Numbers, ppo: Ppo) -> torch.Tensor:
 
 
 def beside_trl(n: Numbers) -> Iterator[Row]:
-    """Losses of GRPOTrainer, DPOTrainer and CPOTrainer."""
+    """Losses of GRPOTrainer, DPOTrainer, CPOTrainer and KTOTrainer."""
     from trl import DPOTrainer, GRPOTrainer
     from trl.experimental.cpo import CPOTrainer
 
     kinds: dict[str, tuple[Ppo, dict[str, Any]]] = {
         "grpo": (Ppo(loss_agg_mode="seq-mean-token-mean", clip_high=0.3), {}),
         "dapo": (Ppo(clip_high=0.3), {}),
+        "grpo, delta (dual_clip)": (
+            Ppo(loss_agg_mode="seq-mean-token-mean", clip_high=0.3, dual_clip=1.4),
+            {"args": Space(**ARGUMENTS | {"delta": 1.4})},
+        ),
         "dr_grpo": (Ppo(loss_agg_mode="seq-mean-token-sum-norm", clip_high=0.3), {}),
         "luspo": (Ppo(loss_agg_mode="seq-mean-token-sum", clip_high=0.3), {}),
         "grpo, sequence level (GSPO)": (
@@ -208,6 +270,92 @@ def beside_trl(n: Numbers) -> Iterator[Row]:
         return found
 
     yield "cpo simpo, with its gradient", sloped(n.new, simpo), sloped(n.new, trls_simpo)
+    yield from corrections_beside_trl(n)
+    yield from given_beside_trl(n)
+
+
+def corrections_beside_trl(n: Numbers) -> Iterator[Row]:
+    """Weights of tokens by what the engine said of them: the lines of GRPOTrainer that make them."""
+    from trl import GRPOTrainer
+
+    lines = inspect.getsource(getattr(GRPOTrainer, "_generate_and_score_completions"))  # noqa: B009
+    first, last = (
+        "                per_token_logps_diff = (",
+        "            # Compute the per-token log probabilities for the",
+    )
+    code = compile(textwrap.dedent(lines[lines.index(first) : lines.index(last)]), "trl", "exec")
+    bounds = {
+        "token_truncate": (0.0, 2.0),
+        "token_mask": (0.5, 5.0),
+        "sequence_truncate": (0.3, 2.0),
+        "sequence_mask": (0.5, 3.0),
+    }
+    for mode, (low, high) in bounds.items():
+        ppo = Ppo(importance_mode=mode, importance_floor=low, importance_limit=high)  # type: ignore[arg-type]
+        its = {"mode": mode, "clip_min": low, "clip_max": high}
+        held: dict[str, Any] = {
+            "self": Space(**{f"vllm_importance_sampling_{name}": value for name, value in its.items()}),
+            "torch": torch, "math": math, "mask": n.mask.double(), "old_per_token_logps": n.old,
+            "sampling_per_token_logps": n.rollout,
+        }  # fmt: skip
+        exec(code, held)
+        theirs = held["vllm_importance_sampling_ratio"].expand(ROWS, WIDTH)
+        ours = importance_weights(n.old, n.rollout, n.mask, ppo, high)
+        name = f"importance, {mode}" + (" with 0.5 and 5 (IcePop)" if mode == "token_mask" else "")
+        yield name, ours * n.mask, theirs * n.mask
+
+
+def given_beside_trl(n: Numbers) -> Iterator[Row]:
+    """KTO, and the loss that SFTTrainer leaves to transformers."""
+    from transformers.loss.loss_utils import ForCausalLMLoss
+    from trl import KTOTrainer
+
+    beta, weights, every = 0.3, (1.2, 0.7), torch.ones(ROWS, dtype=torch.bool)
+    apart = torch.where(n.mask, n.old - n.ref, 0.0).sum(1) + 1.0  # of answers to other prompts
+
+    def mine(new: torch.Tensor) -> torch.Tensor:
+        ratios, against = preference.log_ratios(new, n.ref, n.mask), preference.kto_baseline(float(apart.mean()))
+        return preference.kto_loss(ratios, n.good, every, against, beta=beta, weights=weights).loss.over(ROWS)
+
+    def trls(new: torch.Tensor) -> torch.Tensor:
+        inputs = {name: value for name, value in dpo_inputs(n).items() if not name.startswith("ref_")}
+        inputs |= {
+            "label": n.good,
+            "ref_logps": torch.where(n.mask, n.ref, 0.0).sum(1),
+            "ref_KL_logps": torch.zeros_like(apart),
+        }
+        found: torch.Tensor = theirs_of(KTOTrainer)(
+            kto_stand_in(beta, weights, apart), dpo_model(n, new), inputs, False
+        )
+        return found
+
+    yield "kto, with its gradient", sloped(n.new, mine), sloped(n.new, trls)
+
+    def ours(logits: torch.Tensor) -> torch.Tensor:
+        return summed(-logprobs(logits, n.tokens), n.mask).over(n.entries.tokens)
+
+    def theirs(logits: torch.Tensor) -> torch.Tensor:
+        labels = torch.where(n.mask, n.tokens, -100)  # of which the next one's place is taken: so one stands before
+        before = torch.full((ROWS, 1), -100)
+        padded = torch.cat([logits, logits[:, -1:]], 1)
+        found: torch.Tensor = ForCausalLMLoss(
+            padded, torch.cat([before, labels], 1), WORDS, num_items_in_batch=n.mask.sum()
+        )
+        return found
+
+    # Theirs is in float32, so ours gets the same.
+    logits = n.logits.float()
+    yield "sft, with its gradient (float32)", sloped(logits, ours).double(), sloped(logits, theirs).double()
+
+
+def kto_stand_in(beta: float, weights: tuple[float, float], apart: torch.Tensor) -> Space:
+    """What KTOTrainer._compute_loss asks of its trainer."""
+    return Space(
+        model=Space(training=False), loss_type="kto", beta=beta, desirable_weight=weights[0], undesirable_weight=weights[1],
+        precompute_ref_logps=True, calculate_KL=True, aux_loss_enabled=False, _metrics={"eval": defaultdict(list)},
+        _total_train_tokens=0, _tp_size=1, _compute_kl_logps=lambda *_: apart,
+        accelerator=Space(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
+    )  # fmt: skip
 
 
 def theirs_of(trainer: type) -> Callable[..., Any]:
@@ -224,7 +372,7 @@ def grpo_stand_in(name: str, new: torch.Tensor, more: dict[str, Any]) -> Space:
         "epsilon_high": 0.3, "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
         "aux_loss_enabled": False, "use_vllm": False, "_entropy_bonus_enabled": False, "max_completion_length": WIDTH,
         "current_gradient_accumulation_steps": 1, "model": Space(training=False), "accelerator": same,
-        "args": Space(delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, use_bias_correction_kl=False),
+        "args": Space(**ARGUMENTS),
         "_metrics": {"eval": defaultdict(list)},
         "_get_per_token_logps_and_entropies": lambda *_, **__: (new, torch.zeros_like(new), None),
     }  # fmt: skip

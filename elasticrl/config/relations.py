@@ -890,7 +890,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
-        rule="must be null but for ppo and grpo with rollout.engine: torch or served, which go on after a reply",
+        rule="must be null but for algorithms that generate, with rollout.engine: torch or served, which go on after a reply",
         broken=lambda t: (
             _ours(t) and t.environment.function is not None and not (_generates(t) and not t.rollout.foreign)
         ),
@@ -1221,6 +1221,28 @@ RELATIONS: tuple[Relation, ...] = (
         values="it is null, so those samples are weighed as if they were the present weights' own",
         remedy="Set importance_limit: 2.",
         level="warning",
+    ),
+    Relation(
+        keys=("ppo.importance_mode", "ppo.importance_floor", "ppo.importance_limit", "ppo.algorithm", "job.program"),
+        rule="must not be given without importance_limit (importance_floor likewise): there is no correction then",
+        broken=lambda t: (
+            _generates(t)
+            and t.ppo.importance_limit is None
+            and (t.ppo.importance_mode != "token_truncate" or t.ppo.importance_floor > 0)
+        ),
+        values=lambda t: (
+            f"it is {t.ppo.importance_mode}, with importance_floor {t.ppo.importance_floor:g} and importance_limit null"
+        ),
+        remedy="Set importance_limit (5 with a floor of 0.5 is IcePop), or remove importance_mode and importance_floor.",
+    ),
+    Relation(
+        keys=("ppo.importance_floor", "ppo.importance_limit", "ppo.algorithm", "job.program"),
+        rule="must be below importance_limit: no weight lies between them, and masks would leave every token out",
+        broken=lambda t: (
+            _generates(t) and t.ppo.importance_limit is not None and t.ppo.importance_floor >= t.ppo.importance_limit
+        ),
+        values=lambda t: f"{t.ppo.importance_floor:g} is not below {t.ppo.importance_limit:g}",
+        remedy="Lower importance_floor, or raise importance_limit.",
     ),
     Relation(
         keys=("rollout.stale_share", "rollout.staleness", "ppo.algorithm", "job.program"),

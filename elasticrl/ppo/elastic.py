@@ -16,7 +16,6 @@ import torch
 
 from elasticrl.base.words import count
 from elasticrl.ppo.run import Ahead, Buffer
-from elasticrl.ppo.staleness import Staleness, staleness_of
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.trained import strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused
@@ -177,10 +176,7 @@ class ElasticRun:
     def used(self, lane: int, epoch: int, ids: Sequence[str], *, filtered: bool = False) -> None:
         """Notes for the ledger which samples enter the update. Of a group's samples the first stands for their prompt."""
         prompts = [name for name in ids if name.partition(".")[2] in ("", "0")]
-        tree, step = self.base.tree, self.base.progress.step
-        part = tree.ppo.part(tree.lanes.count)
-        by = weights_of(self.buffer, lane, prompts, step=step, part=part, staleness=staleness_of(tree))
-        for weights, found in by.items() or [(None, list[str]())]:
+        for weights, found in weights_of(self.buffer, lane, prompts).items() or [(None, list[str]())]:
             samples = [_sample(name.partition(".")[0]) for name in found]
             self.base.used(lane, samples, turn=epoch, filtered=filtered, by=weights)
 
@@ -299,19 +295,15 @@ class BufferPart:
         return bool(was and now) and was != now
 
 
-def weights_of(
-    buffer: Buffer, lane: int, ids: Sequence[str], *, step: int, part: int, staleness: Staleness
-) -> Mapping[int | None, list[str]]:
-    """Which weights generated these samples of a lane, by the step that these weights began: this one, or for what was
-    generated ahead the first of its period. None: nobody generated them here. `part` of a group are in the lane.
+def weights_of(buffer: Buffer, lane: int, ids: Sequence[str]) -> Mapping[int | None, list[str]]:
+    """Which weights generated these samples of a lane, by the step that began with these weights: as it was written down with
+    the samples. None: nobody generated them here, or an earlier version did, which did not write it down.
     """
-    mine = buffer.ids.get(lane, [])
-    early = set(mine[: staleness.part(len(mine), part)]) if "ahead_behind" in buffer.facts else set()
-    made = "rollout_logprobs" in buffer.rows.get(lane, {})
     found: dict[int | None, list[str]] = {}
+    written = buffer.rows.get(lane, {}).get("by")
+    known: Mapping[str, int] = {} if written is None else dict(zip(buffer.ids[lane], written.tolist(), strict=True))
     for name in ids:
-        by = staleness.period(step - 1) if name in early else step
-        found.setdefault(by if made else None, []).append(name)
+        found.setdefault(known.get(name), []).append(name)
     return found
 
 

@@ -139,15 +139,66 @@ def observed(who: str, observation: Any) -> Observation:
 ITS_OWN = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
+#: Classes of clients' errors that say that nobody answered, by the package that they are from: they are no OSErrors.
+CLIENTS = {
+    "httpx": ("TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"),
+    "httpcore": ("TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "ConnectionNotAvailable"),
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
+    "websockets": ("ConnectionClosed", "InvalidMessage"),
+    "urllib3": ("TimeoutError", "ProtocolError", "MaxRetryError", "NewConnectionError", "ProxyError", "SSLError"),
+    "http": ("IncompleteRead", "BadStatusLine"),
+    "openai": ("APIConnectionError",),
+    "anthropic": ("APIConnectionError",),
+}
+GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNKNOWN", "DATA_LOSS")
+DEEP = 20  # errors that one was raised because of
+
+
 def is_trouble(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> bool:
-    """Whether an error says nothing about the message: timeouts, connections, HTTP 408, 429 and 5xx.
+    """Whether an error says nothing about the message: timeouts, connections, HTTP 408, 429 and 5xx, or one that was raised
+    because of such an error. What comes again however often it is tried is none, though: the nearest error that tells decides.
+    A subprocess that takes too long is none either: it may well run what the message says.
 
     >>> [is_trouble(error) for error in (TimeoutError(), ConnectionResetError(), ValueError(), FileNotFoundError())]
     [True, True, False, False]
     """
-    if isinstance(error, (Trouble, *more)):
+    for _ in range(DEEP):
+        if (told := _told(error, more)) is not None:
+            return told
+        behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if behind is None:
+            return False
+        error = behind
+    return False
+
+
+def _told(error: BaseException, more: tuple[type[BaseException], ...]) -> bool | None:
+    """Whether an error by itself is trouble. None: it does not tell."""
+    if isinstance(error, (Trouble, *more)) or _is_a_clients(error):
         return True
-    status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int) and 400 <= status < 600:
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_trouble(each, more) for each in error.exceptions) or None
+    if (status := _status(error)) is not None:
         return status in (408, 429) or status >= 500
-    return isinstance(error, OSError) and not isinstance(error, ITS_OWN)
+    if isinstance(error, OSError):
+        return not isinstance(error, ITS_OWN)
+    return None
+
+
+def _is_a_clients(error: BaseException) -> bool:
+    """Whether it is one of `CLIENTS`, or grpc's for a server that did not answer."""
+    for kind in type(error).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if kind.__name__ in CLIENTS.get(package, ()):
+            return True
+        if package == "grpc" and callable(code := getattr(error, "code", None)):
+            return getattr(code(), "name", "") in GRPC
+    return False
+
+
+def _status(error: BaseException) -> int | None:
+    """Of HTTP, wherever clients put it: a `code` may be a word beside it."""
+    answer = getattr(error, "response", None)
+    found = [getattr(error, name, None) for name in ("code", "status", "status_code")]
+    found += [getattr(answer, name, None) for name in ("status_code", "status")]
+    return next((status for status in found if type(status) is int and 400 <= status < 600), None)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 ALONE = Groups()
 SAMPLED = ("tokens", "mask", "rollout_logprobs", "ended")
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
-Flight = tuple[int, "Future[dict[int, Samples]]"]  # by which weights
+Weights = tuple[int, int]  # the step that began with them, and their version
+Flight = tuple[Weights, "Future[dict[int, Samples]]"]
 
 
 class Feed(Protocol):
@@ -72,7 +73,8 @@ class Generator:
             del buffer.ahead[one]
         early = buffer.ahead.get(step)
         if early is not None and (early.of != self._samples(step) or not set(self.run.lanes) <= early.rows.keys()):
-            early = None  # another batch, or other lanes
+            early = None  # another batch, other lanes, or another bound: so are those of later steps
+            buffer.ahead.clear()
         if early is not None:
             buffer.facts |= behind(self.run.version, early.version)  # alike on all ranks, as are those samples' weights
         if early is not None and self.staleness.share == 1.0:
@@ -94,14 +96,15 @@ class Generator:
         missing = [one for one in self.staleness.ahead(step, self.steps) if one not in buffer.ahead]
         if not missing or self.engine.by_lane:
             return
-        version = self._version()
+        by = self._weights()
+        _, version = by
         if self.engine.version != version:  # another life of the gang: what is in the air is nobody's
             self._land()
             self.engine.publish(version)
         for one in missing:
             if one not in self._flights:
                 wanted = {lane: self._early(one, lane) for lane in dict.fromkeys(self.run.lanes)}
-                self._flights[one] = version, self._begun(wanted, version)
+                self._flights[one] = by, self._begun(wanted, version)
 
     def ahead(self) -> None:
         """What the next step has of samples that are generated before it begins is here."""
@@ -112,14 +115,14 @@ class Generator:
                 self._publish()
                 buffer.ahead[one] = its = Ahead(self.run.version, self._samples(one))
                 for lanes in self._together(its.ids.__contains__):
-                    self._take(its, self._generate({lane: self._early(one, lane) for lane in lanes}))
+                    self._take(its, self._generate({lane: self._early(one, lane) for lane in lanes}), by=step)
         elif missing and missing[0] == step + 1:
-            version, flight = self._flights[step + 1]  # `begin` comes first
+            (by, version), flight = self._flights[step + 1]  # `begin` comes first
             self._over(flight)
             del self._flights[step + 1]
             its = Ahead(version, self._samples(step + 1))
             # Raises what the engine raised; its waits have deadlines of their own.
-            self._take(its, self.run.ask_once(flight.result, SAMPLES))
+            self._take(its, self.run.ask_once(flight.result, SAMPLES), by=by)
             buffer.ahead[step + 1] = its
 
     def sync(self) -> None:
@@ -136,7 +139,7 @@ class Generator:
             there = {lane: early.ids.get(lane, []) if early else [] for lane in lanes}
             wanted = {lane: self._requests(step, lane)[len(there[lane]) :] for lane in lanes}
             for lane, samples in self._came(wanted).items():
-                rows = rows_of(samples)
+                rows = kept_of(samples, by=step)
                 if early and there[lane]:
                     rows = {name: torch.cat([early.rows[lane][name], value]) for name, value in rows.items()}
                 buffer.ids[lane] = [*there[lane], *samples.ids]
@@ -166,11 +169,13 @@ class Generator:
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="ahead")
         return self._pool.submit(self._generate, wanted, version)
 
-    def _version(self) -> int:
-        """Of the weights that generate what is generated ahead now: those that this period began with."""
+    def _weights(self) -> Weights:
+        """Those that generate what is generated ahead now: this period began with them."""
+        step = self.run.streams.step
         if self.begun is None:
-            return self.run.version
-        return self.begun.at(self.staleness.period(self.run.streams.step), self.run.version)
+            return step, self.run.version
+        self.begun.at(self.staleness.period(step), step, self.run.version)
+        return self.begun.step, self.begun.version
 
     def _publish(self) -> None:
         if self.engine.version != self.run.version:  # a fresh engine, or one that missed an update
@@ -179,9 +184,9 @@ class Generator:
     def _land(self) -> None:
         """A step that was cut short may have left something in the air: an engine is asked one thing at a time."""
         flights, self._flights = self._flights, {}  # whatever they bring or raise: the gang they were for is gone
-        for step, (version, flight) in flights.items():
+        for step, (by, flight) in flights.items():
             if not flight.cancel():
-                self._flights[step] = version, flight
+                self._flights[step] = by, flight
                 self._over(flight)
                 del self._flights[step]
 
@@ -190,9 +195,9 @@ class Generator:
         assert isinstance(self.engine, Apart)
         self.engine.wait(lambda: bool(wait([flight], TURN_S).done))
 
-    def _take(self, its: Ahead, found: dict[int, Samples]) -> None:
+    def _take(self, its: Ahead, found: dict[int, Samples], *, by: int) -> None:
         for lane, samples in ((lane, samples) for lane, samples in found.items() if samples.ids):
-            its.ids[lane], its.rows[lane] = list(samples.ids), rows_of(samples)
+            its.ids[lane], its.rows[lane] = list(samples.ids), kept_of(samples, by=by)
 
     def _generate(self, wanted: dict[int, list[Request]], version: int | None = None) -> dict[int, Samples]:
         """Each lane's samples, asked for in one go."""
@@ -209,15 +214,17 @@ class Generator:
         return found
 
     def _samples(self, step: int) -> str:
-        """Stands for what a step is made of, alike on all ranks: all lanes' samples by name, and how they lie in lanes. And the
-        first lane's requests, whoever carries it.
+        """Stands for what a step is made of, alike on all ranks: all lanes' samples by name, and how they lie in lanes. The
+        first lane's requests, whoever carries it, and the engine's sampling, which are as wide as the rows. And how old samples
+        may be: what was made under a wider bound is not taken under a narrower one.
         """
         made = (
             self.feed.made_of(step),
             self.groups,
             self._requests(step, 0),
             self.engine.sampling,
-        )  # as wide as the rows
+            self.staleness,
+        )
         return blake2b(repr(made).encode(), digest_size=8).hexdigest()
 
     def _early(self, step: int, lane: int) -> list[Request]:
@@ -267,8 +274,13 @@ def behind(version: int, ahead: int) -> dict[str, float]:
     return {"ahead_behind": float(version - ahead)}
 
 
+def kept_of(samples: Samples, *, by: int) -> Rows:
+    """What a lane keeps of its samples. `by`: the step that began with the weights that have generated them."""
+    return {**rows_of(samples), "by": by_of(len(samples.ids), by)}
+
+
 def rows_of(samples: Samples) -> Rows:
-    """What a lane keeps of its samples, on the host."""
+    """What is used of samples, on the host."""
     found = {
         "tokens": samples.tokens,
         "attention": samples.attention,
@@ -277,6 +289,15 @@ def rows_of(samples: Samples) -> Rows:
         "ended": samples.ended,
     }
     return {name: value.detach().cpu() for name, value in found.items()}
+
+
+def by_of(count: int, by: int) -> torch.Tensor:
+    """[samples]: which weights have generated each. It goes where the sample goes, and into the ledger.
+
+    >>> by_of(2, 12)
+    tensor([12, 12], dtype=torch.int32)
+    """
+    return torch.full((count,), by, dtype=torch.int32)
 
 
 def cut(samples: Samples, part: slice) -> Samples:

@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -171,52 +172,107 @@ class OpenEnv:
 
 
 class Verifiers:
-    """A `MultiTurnEnv` of verifiers, which replies with chat messages and has a rubric. One may be shared by all samples: what
-    it knows of an episode is in its state.
+    """A `MultiTurnEnv` of verifiers (0.1 and 0.2), or a `ToolEnv`, which replies with chat messages and has a rubric. One may be
+    shared by all samples: what it knows of an episode is in its state. The calls in a message are handed over as a server would.
+    A tool that is away is told the policy by the ToolEnv itself, unless its `stop_errors` name what it raises then.
 
         gsm = vf.load_environment("gsm8k")
 
         def math():
             return Verifiers(gsm)
+
+        math.tools = math().tools  # for the chat template
     """
 
     def __init__(self, env: Any) -> None:
         self.env = env
         self.state: Any = {}
+        # Newer ones judge by the state alone, and have classes for messages.
+        self.newer = next(iter(inspect.signature(env.is_completed).parameters), "") == "state"
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """What the chat template is told of."""
+        known = getattr(self.env, "tool_defs", None) or getattr(self.env, "oai_tools", None) or ()
+        plain = (_plain(tool) for tool in known)
+        return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in plain)
 
     def reset(self, task: Task) -> None:
         """A fresh state, of the prompt's record."""
         record, prompt = task.record, task.record.get("prompt", task.prompt)
         asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         self.state = {
-            "id": 0, "task": record.get("task", "default"), "prompt": asked, "answer": record.get("answer", ""),
-            "info": record.get("info", {}), "completion": [], "responses": [], "turn": 0, "timing": {}, "trajectory": [],
+            "id": 0, "task": record.get("task", "default"), "prompt": self._theirs(asked), "answer": record.get("answer", ""),
+            "info": record.get("info", {}), "completion": [], "responses": [], "turn": 0, "trajectory": [],
+            "timing": {"generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0},
+            "trajectory_id": task.id, "is_completed": False, "is_truncated": False, "error": None, "final_env_response": None,
         }  # fmt: skip
         self.state = now(self.env.setup_state(self.state)) or self.state
 
     def step(self, message: Message) -> Reply:
         """Its response, or the rubric's reward."""
         state = self.state
-        state["completion"].append({"role": "assistant", "content": message.text})
+        asked = [*state["prompt"], *state["completion"]]
+        said = self._theirs([spoken(message)])
+        state["completion"] = [*state["completion"], *said]
         state["turn"] += 1
+        state["trajectory"].append(
+            {
+                "prompt": asked, "completion": said, "response": None, "tokens": None, "reward": None, "advantage": None,
+                "is_truncated": not message.whole, "trajectory_id": state["trajectory_id"], "extras": {},
+            }
+        )  # fmt: skip
         if self._over():
             return Reply(reward=self._reward(), done=True)
-        found = now(self.env.env_response([*state["prompt"], *state["completion"]], state))
+        found = now(self.env.env_response([*asked, *said], state))
         messages, self.state = found if isinstance(found, tuple) else (found, state)
-        self.state["completion"] += messages
+        messages = messages or self.state.get("final_env_response") or []
+        self.state["completion"] = [*self.state["completion"], *self._theirs(messages)]
         if self._over():
             return Reply(reward=self._reward(), done=True)
-        return Reply(observation=tuple(messages))
+        return Reply(observation=tuple(map(_plain, messages)))
 
     def _over(self) -> bool:
-        ask = self.env.is_completed
-        context = [*self.state["prompt"], *self.state["completion"]]
-        takes = len(inspect.signature(ask).parameters)
-        return bool(now(ask(context, self.state) if takes > 1 else ask(self.state)))
+        ask, context = self.env.is_completed, [*self.state["prompt"], *self.state["completion"]]
+        return bool(now(ask(self.state) if self.newer else ask(context, self.state)))
 
     def _reward(self) -> float:
-        found = now(self.env.rubric.score_rollout(self.state))
+        score = self.env.rubric.score_rollout
+        asked = inspect.signature(score).parameters  # the state has all of it, but older ones want it by name
+        named = {name: self.state[name] for name in ("prompt", "completion", "answer", "task", "info") if name in asked}
+        found = now(score(state=self.state, **named))
         return float(found.reward if hasattr(found, "reward") else self.state.get("reward", 0.0))
+
+    def _theirs(self, messages: Sequence[Any]) -> list[Any]:
+        """Messages as it wants them: plain, or of its own classes."""
+        normal = getattr(sys.modules.get("verifiers.utils.message_utils"), "normalize_messages", None)
+        return list(messages) if normal is None or not self.newer else list(normal(list(messages)))
+
+
+def spoken(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's servers have it, its calls apart from its text. What is no call stays in the text.
+
+    >>> said = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    >>> spoken(Message(turn=2, tokens=(), text=said, raw=said, whole=True))["tool_calls"]
+    [{'id': 'call_2_0', 'type': 'function', 'function': {'name': 'add', 'arguments': '{"a": 1}'}}]
+    """
+    calls = [(name, arguments) for name, arguments in calls_in(message.raw) if name is not None]
+    if not calls:
+        return {"role": "assistant", "content": message.text}
+    made = [
+        {
+            "id": f"call_{message.turn}_{place}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": CALL.sub("", message.text).strip(), "tool_calls": made}
+
+
+def _plain(value: Any) -> Mapping[str, Any]:
+    """A message or a tool as a dict."""
+    return value if isinstance(value, Mapping) else value.model_dump(exclude_none=True)
 
 
 def now(found: Any) -> Any:

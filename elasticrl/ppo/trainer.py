@@ -205,11 +205,9 @@ class Trainer:
             if "ref" in self.flow:
                 divergence = torch.where(mask, kl.k1(rows["logprobs"], rows["ref_logprobs"]), 0.0)
             rewards, there = of_tokens[lane], ~rows["lost"] if self.turns else None
-            if ppo.algorithm != "ppo":
-                tally.spread("sums", rewards.sum(1), there)
-            elif self.together:
+            if ppo.algorithm == "ppo" and self.together:
                 buffer.put(lane, rewards=rewards)
-            else:
+            elif ppo.algorithm == "ppo":
                 advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
                 buffer.put(lane, advantages=advantages, returns=returns)
             asked, chosen = self._asked(lane), self._chosen(lane)
@@ -221,6 +219,8 @@ class Trainer:
             if not self.together:
                 self._tally_gains(lane, tally)
             heard = None if there is None else there[chosen]
+            if ppo.algorithm != "ppo":  # no reference has seen the others
+                tally.spread("sums", rewards.sum(1)[chosen], heard)
             tally.spread("kl", divergence.sum(1)[chosen], heard)
             tally.spread("kl_per_token", (divergence.sum(1) / mask.sum(1).clamp(min=1))[chosen], heard)
             if not self.heard:

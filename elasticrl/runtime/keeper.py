@@ -17,6 +17,7 @@ from math import inf
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.config.relations import OUR_TRAINER
 from elasticrl.contract.orders import Place
 from elasticrl.runtime import provenance
 from elasticrl.runtime.bits import bits
@@ -148,7 +149,10 @@ class Keeper:
             )  # fmt: skip
 
     def _plan(self, place: Place) -> dict[str, Any]:
-        """What a certificate says of a generation, and of the node that this worker is on."""
+        """What a certificate says of a generation, and of the node that this worker is on. And how old samples may be, which
+        an audit holds their weights to.
+        """
+        tree = self.context.tree
         return {
             "cause": place.reason,
             "rung": place.rung.name.lower(),
@@ -156,6 +160,7 @@ class Keeper:
             "config": self._facts.config,
             "node": self.context.node,
             "made": provenance.node(),
+            **({"stale": tree.rollout.staleness} if tree.job.program == OUR_TRAINER else {}),
         }
 
     def restored(self, values: Any) -> None:

@@ -333,3 +333,24 @@ def differences(formula, values):
         found.append((more - less) / (2 * STEP))
         values[i] = x
     return found
+
+
+def test_a_batch_is_scaled_by_the_rewards_of_what_is_trained_on_alone(folders):
+    # Found by reading: a sample that was generated and not chosen has no reference's log-probabilities, so all of its own
+    # counted as its divergence, and every advantage was many times too small.
+    ppo = settings(
+        algorithm="grpo", group=4, gen_batch=64, filter_groups=True, scale_rewards="batch", epochs=1, kl=Kl(coef=COEF)
+    )
+    trainer, run = job(folders["qwen2"], ppo=ppo)
+    assert trainer.heard
+    trainer.scorer = Function("by id", lambda answers: [score(answer.id, True) for answer in answers])
+    trainer.step(0)
+    scores, found = [], []
+    for lane in run.lanes:
+        rows, chosen = run.buffer.rows[lane], trainer._chosen(lane)
+        scores.append(rows["scores"].sum(1)[chosen].double())
+        mask = rows["mask"][chosen]
+        found.append((rows["advantages"][chosen].double() * mask).sum(1) / mask.sum(1))
+    whole = torch.cat(scores)
+    gained = (whole.reshape(-1, 4) - whole.reshape(-1, 4).mean(1, keepdim=True)).reshape(-1)
+    torch.testing.assert_close(torch.cat(found), gained / whole.std(), rtol=1e-3, atol=1e-3)

@@ -8,7 +8,7 @@ from ppo_job import job, settings
 
 from elasticrl.config.training import Kl
 from elasticrl.ppo.__main__ import Feed
-from elasticrl.ppo.elastic import BufferPart
+from elasticrl.ppo.elastic import BufferPart, weights_of
 from elasticrl.ppo.run import Ahead, Buffer
 from elasticrl.ppo.staleness import Staleness
 from elasticrl.runtime.data.cursor import Cursor, Walk
@@ -122,3 +122,34 @@ def test_rows_of_a_step_that_was_dealt_otherwise_are_nobodys_between_steps_and_r
 
 def test_a_step_may_be_gone_on_with_over_its_samples_another_time_or_for_more_epochs():
     assert Cursor(WALK).recipe() == Cursor(replace(WALK, turns=3, epochs=9)).recipe()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "ages"),
+    [
+        # Found by reading: the samples of steps 3 and 4 were written down as step 0's, by the rule, and step 2's made them.
+        (0, 4, [0, 0, 0, 1, 2, 1]),
+        # Found by reading: those of steps 2 and 3 were taken, which were 2 and 3 steps old under a bound of 1.
+        (4, 1, [0, 1, 0, 1, 1, 1]),
+    ],
+)
+def test_under_another_bound_of_staleness_the_weights_are_written_down_that_made_the_samples(folders, was, now, ages):
+    made, found, kept = dict[str, int](), [], None
+    for staleness, steps in ((was, range(2)), (now, range(2, 6))):
+        trainer, run = job(folders["qwen2"], ppo=settings(epochs=1), staleness=Staleness(steps=staleness))
+        if kept is not None:
+            run.buffer.load_state_dict(kept)
+        generate, first = trainer.engine.generate, steps.start
+
+        def spy(requests, *, version, generate=generate, first=first):
+            made.update((request.id, first + version // 2) for request in requests)  # 2 updates a step
+            return generate(requests, version=version)
+
+        trainer.engine.generate = spy
+        for step in steps:
+            trainer.step(step)
+            by = {weights for lane in run.lanes for weights in weights_of(run.buffer, lane, run.buffer.ids[lane])}
+            assert by == {made[name] for lane in run.lanes for name in run.buffer.ids[lane]}
+            found += [step - weights for weights in by]
+        kept = run.buffer.state_dict()
+    assert found == ages

@@ -752,14 +752,17 @@ def test_a_fresh_engine_in_the_middle_of_a_period_gets_the_weights_that_it_began
 def test_the_weights_that_a_period_began_with_are_kept_as_they_were():
     live = {"w": torch.ones(3)}
     begun = Begun(live.items)
-    assert begun.at(4, 16) == 16
+    begun.at(4, 4, 16)
     live["w"] += 1
-    assert begun.at(4, 18) == 16
+    begun.at(4, 5, 18)
+    assert (begun.step, begun.version) == (4, 16)
     assert begun.held["w"].tolist() == [1, 1, 1]
     fresh = Begun(live.items)
     fresh.load_state_dict(begun.state_dict())
-    assert (fresh.at(4, 20), fresh.held["w"].tolist()) == (16, [1, 1, 1])
-    assert fresh.at(6, 20) == 20
+    fresh.at(4, 5, 20)
+    assert (fresh.version, fresh.held["w"].tolist()) == (16, [1, 1, 1])
+    fresh.at(6, 7, 20)
+    assert (fresh.step, fresh.version) == (7, 20), "a job that was given longer periods came into the middle of one"
     assert fresh.held["w"].tolist() == [2, 2, 2]
 
 

@@ -319,6 +319,45 @@ def test_a_fresh_environment_is_brought_to_where_the_dead_one_was(kind):
     assert found.taped.state == ("3" if kind is Saves else None)
 
 
+class Steady(Counts):
+    """Takes as long for each message as a try may take, all but a little."""
+
+    def step(self, message: Message) -> Reply:
+        time.sleep(0.15)
+        return super().step(message)
+
+
+def test_an_environment_that_is_told_all_again_has_time_for_all_of_it():
+    # Found by reading: one trouble at a late turn lost each sample of an environment without `save`, as its replay came late.
+    past = tuple(call("a", turn).message for turn in range(4))
+    desk = Desk("steady", Steady, replace(PATIENCE, timeout_s=0.4, retries=0), Tape(None))
+    (found,) = desk.ask([call("a", 4, past=lambda: past)])
+    assert found.troubles == 0
+    assert found.taped.reply.observation == "5"
+
+
+class Unmade(Exception):
+    pass
+
+
+class Fails(Counts):
+    """Cannot be made the first time, as its server is away."""
+
+    troubles = (Unmade,)
+    left = 1
+
+    def __init__(self) -> None:
+        if Fails.left:
+            Fails.left -= 1
+            raise Unmade
+        super().__init__()
+
+
+def test_trouble_with_making_an_environment_is_told_by_its_class(bad):
+    (found,) = Desk("fails", Fails, PATIENCE, Tape(None)).ask([call("a", RESET)])
+    assert (found.troubles, found.taped is None) == (1, False)
+
+
 def test_a_tape_is_read_by_the_next_worker_and_a_torn_line_is_none(tmp_path: Path):
     first, key = Tape(tmp_path), key_of("0:17", 1, (6, 15, 7))
     first.begin(3)
@@ -387,6 +426,68 @@ def test_chat_messages_go_through_the_template_behind_the_policys_own_end():
     assert words.observation("") == ()
     with pytest.raises(EnvironmentFault, match="an observation has token 99, which is none of the tokenizer's 17"):
         words.observation((99,))
+
+
+QWEN3 = """
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(
+        message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == "user" %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and reasoning_content)) %}
+            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content + '\n</think>\n\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+"""Qwen3's own, without its part on a system's message and on calls. Only a last answer has an empty thought before it."""
+
+
+@pytest.mark.parametrize("told", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_a_template_that_writes_thoughts_into_last_answers_alone_shows_the_policy_no_answer_of_nobodys(told, role):
+    marks = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_response>", "</tool_response>")
+    words = tiny.tokenizer((*dict.fromkeys("0123456789\nuserassistanttool"), tiny.PAD, tiny.EOS, *marks))
+    words.add_special_tokens({"additional_special_tokens": list(marks)})
+    words.chat_template = QWEN3
+    ends = (words.eos_token_id, words.convert_tokens_to_ids("<|im_end|>"))
+    seen = Words(tokenizer=words, ends=ends, told=told).observation(({"role": role, "content": "42"},))
+    shown = "\n<tool_response>\n42\n</tool_response>" if role == "tool" else "\n42"
+    thought = "<think>\n\n</think>\n\n" if told else ""
+    assert words.decode(seen) == f"\n<|im_start|>user{shown}<|im_end|>\n<|im_start|>assistant\n{thought}"
+
+
+def test_a_template_that_leaves_an_answer_out_is_refused():
+    tokenizer = tiny.tokenizer((*"0123456789", tiny.PAD, tiny.EOS))
+    tokenizer.chat_template = "{% for m in messages if m['role'] != 'assistant' %}{{ m['content'] }}<eos>{% endfor %}"
+    with pytest.raises(EnvironmentFault, match="chat template leaves out what the policy has said"):
+        Words(tokenizer=tokenizer, ends=(tokenizer.eos_token_id,)).observation(({"role": "user", "content": "42"},))
 
 
 def test_a_tiny_model_learns_to_call_the_calculator(path):

@@ -750,6 +750,22 @@ CASES = [
         "importance_limit: 2",
     ),
     Case(
+        "ppo.importance_mode",
+        "there is no correction then",
+        ["ppo.importance_mode=token_mask", "ppo.importance_floor=0.5"],
+        "it is token_mask, with importance_floor 0.5 and importance_limit null",
+        ["ppo.importance_limit=5.0"],
+        "Set importance_limit",
+    ),
+    Case(
+        "ppo.importance_floor",
+        "no weight lies between them",
+        ["ppo.importance_mode=sequence_mask", "ppo.importance_floor=2.0", "ppo.importance_limit=2.0"],
+        "2 is not below 2",
+        ["ppo.importance_floor=0.5"],
+        "Lower importance_floor",
+    ),
+    Case(
         "rollout.stale_share",
         "must be 1 unless rollout.staleness is 1",
         ["rollout.stale_share=0.5", "rollout.staleness=2", "ppo.importance_limit=2.0"],

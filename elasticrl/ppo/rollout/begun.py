@@ -24,25 +24,26 @@ class Begun:
 
     def __init__(self, params: Params) -> None:
         self._params = params
-        self.step, self.version = -1, -1
+        self.period, self.step, self.version = -1, -1, -1
         self.held: dict[str, torch.Tensor] = {}
 
-    def at(self, step: int, version: int) -> int:
-        """The version of the weights that the period from `step` on began with. Copies those of now, which are of `version`, at
-        its beginning.
+    def at(self, period: int, step: int, version: int) -> None:
+        """From now on it has the weights that this period began with. Copies those of now at its beginning: `step` began with
+        them, and they are of `version`. A job that was given longer periods at a restart comes into the middle of one, so the
+        step is not always the period's first.
         """
-        if self.step != step:
+        if self.period != period:
             self.held = {name: _copied(param.detach()) for name, param in self._params()}
-            self.step, self.version = step, version
-        return self.version
+            self.period, self.step, self.version = period, step, version
 
     def state_dict(self) -> dict[str, Any]:
         """All of it."""
-        return {"step": self.step, "version": self.version, "weights": dict(self.held)}
+        return {"period": self.period, "step": self.step, "version": self.version, "weights": dict(self.held)}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """As it was."""
         self.step, self.version = int(state["step"]), int(state["version"])
+        self.period = int(state.get("period", self.step))  # states of earlier versions do not say
         self.held = dict(state["weights"])
 
     def room(self, wholes: Mapping[str, Piece], /) -> dict[str, torch.Tensor]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from elasticrl.base.words import count
@@ -163,7 +164,8 @@ class Desk:
         troubles, pause_s = 0, PAUSE_S[0]
         while True:
             try:
-                environment, taped = within(lambda: self._once(call), patience.timeout_s, late=lambda it: close(it[0]))
+                environment = self._ready(call)
+                taped = within(partial(self._once, call, environment), patience.timeout_s, late=lambda _: close(environment))
             except _Failed as trouble:
                 last = trouble
             else:
@@ -182,46 +184,65 @@ class Desk:
             time.sleep(chance.uniform(0.0, pause_s))
             pause_s = min(2 * pause_s, PAUSE_S[1])
 
-    def _once(self, call: Call) -> tuple[Environment, Taped]:
-        who = f"{self.name}, asked in turn {call.turn} of sample {call.task.id},"
+    def _ready(self, call: Call) -> Environment:
+        """The environment, where this call finds it: the living one, or a fresh one that was told all before. That may be many
+        calls, each of which may take its time.
+        """
         with self._lock:
             turn, environment = self._live.pop(call.task.id, (call.turn, None))
-        try:
-            if environment is None or turn != call.turn - 1:
-                environment = self._again(call)
+        if environment is not None and turn == call.turn - 1:
+            return environment
+        calls = 1 if call.turn == RESET or call.state is not None else 1 + len(call.past())
+        return within(partial(self._again, call, environment), calls * self.patience.timeout_s, late=close)
+
+    def _again(self, call: Call, spent: Environment | None) -> Environment:
+        """A fresh one, brought to where this call finds it."""
+        close(spent)
+        with self._judged(call, self.make):
+            environment = self.make()
+        with self._judged(call, environment):
+            if call.turn == RESET:
+                pass
+            elif call.state is not None:
+                environment.load(call.state)  # type: ignore[attr-defined] # what saves can load
+            else:
+                environment.reset(call.task)
+                for message in call.past():
+                    environment.step(message)
+        return environment
+
+    def _once(self, call: Call, environment: Environment) -> Taped:
+        who = self._who(call)
+        with self._judged(call, environment):
             if call.message is None:
                 reply = Reply(observation=observed(who, environment.reset(call.task)))
             else:
                 reply = checked(who, environment.step(call.message), call.message)
-            state = environment.save() if hasattr(environment, "save") else None
+            return Taped(reply=reply, state=environment.save() if hasattr(environment, "save") else None)
+
+    @contextmanager
+    def _judged(self, call: Call, environment: object) -> Iterator[None]:
+        """What fails inside is trouble, or the environment's own fault. It is closed then: nobody knows what it has heard."""
+        try:
+            yield
         except EnvironmentFault:
             raise
         except Exception as error:
-            close(environment)
+            if environment is not self.make:
+                close(environment)
             if is_trouble(error, tuple(getattr(environment, "troubles", ()))):
                 raise _Failed(f"{type(error).__name__}: {error}") from error
-            raise EnvironmentFault(f"{who} failed: {error!r}") from error
-        return environment, Taped(reply=reply, state=state)
+            raise EnvironmentFault(f"{self._who(call)} failed: {error!r}") from error
 
-    def _again(self, call: Call) -> Environment:
-        """A fresh one, brought to where this call finds it."""
-        environment = self.make()
-        if call.turn == RESET:
-            return environment
-        if call.state is not None:
-            environment.load(call.state)  # type: ignore[attr-defined] # what saves can load
-            return environment
-        environment.reset(call.task)
-        for message in call.past():
-            environment.step(message)
-        return environment
+    def _who(self, call: Call) -> str:
+        return f"{self.name}, asked in turn {call.turn} of sample {call.task.id},"
 
 
 class _Failed(Exception):
     """Of one try: what it was."""
 
 
-def close(environment: Environment | None) -> None:
+def close(environment: object) -> None:
     """If it can be; what comes of it changes nothing."""
     with suppress(Exception):
         getattr(environment, "close", lambda: None)()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import ALONE, block, requests_of
+from elasticrl.ppo.generation import ALONE, block, by_of, requests_of
 from elasticrl.ppo.groups import Groups
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
@@ -65,13 +65,29 @@ class Words:
         return self._templated(seen)
 
     def _templated(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """What the chat template puts after an answer's last token: the rest of its turn, these messages, a beginning."""
-        before = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "0"}]
-        shorter = templated(self.tokenizer, before, answer=False, told=self.told)
-        longer = templated(self.tokenizer, [*before, *messages], answer=True, told=self.told)
-        alike = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), len(shorter))
-        ended = max((i + 1 for i, token in enumerate(shorter[:alike]) if token in self.ends), default=alike)
-        return longer[ended:]
+        """What the chat template puts after an answer's last token: the rest of its turn, these messages, a beginning.
+
+        Two answers are shown to it, as what comes behind an answer is alike for both. A beginning that is alike says less:
+        Qwen3's template writes an answer that is last in other words than one that is followed by messages.
+        """
+        one, other = (
+            templated(
+                self.tokenizer,
+                [{"role": "user", "content": "0"}, {"role": "assistant", "content": answer}, *messages],
+                answer=True,
+                told=self.told,
+            )
+            for answer in "01"
+        )
+        backwards = zip(reversed(one), reversed(other), strict=False)
+        alike = next((i for i, (a, b) in enumerate(backwards) if a != b), None)
+        if alike is None:
+            raise EnvironmentFault(
+                "the chat template leaves out what the policy has said where these messages come after it, so nobody can tell "
+                f"where they begin: {str(messages)[:200]}; give the tokenizer another template, or reply with a text"
+            )
+        behind = one[len(one) - alike :]
+        return behind[next((i + 1 for i, token in enumerate(behind) if token in self.ends), 0) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +162,7 @@ class Episodes:
             if not buffer.has(lane, ("tokens",)):
                 asked = requests_of(self.feed(step, lane), self.groups, lane, self._streams(), self.shape.prompt)
                 buffer.ids[lane] = [request.id for request in asked]
-                buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad))
+                buffer.put(lane, **opened(asked, self.shape, self.engine.sampling.pad), by=by_of(len(asked), step))
 
     def _left(self) -> bool:
         """Whether any episode goes on, in whatever lane. Collective."""
