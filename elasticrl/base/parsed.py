@@ -12,6 +12,7 @@ from typing import Any, Final
 
 DEEP: Final = 64  # brackets within brackets; what we write has less than a dozen
 LARGEST: Final = 64 << 20  # bytes, or letters
+LONGEST: Final = 300  # digits of a whole number: one that is longer fits into no float, and ends whoever divides by it
 
 
 class Unfit(ValueError):
@@ -31,12 +32,16 @@ def parsed(text: str | bytes, *, finite: bool = False, most: int = LARGEST) -> A
     Traceback (most recent call last):
         ...
     elasticrl.base.parsed.Unfit: it has a number that is not finite: 1e999
+    >>> parsed("[" + "9" * 400 + "]")
+    Traceback (most recent call last):
+        ...
+    elasticrl.base.parsed.Unfit: it has a number of over 300 digits
     """
     if len(text) > most:
         raise Unfit(f"it is over {most} bytes large")
     said = text if isinstance(text, str) else bytes(text).decode()
     try:
-        value = _FINITE.decode(said) if finite else json.loads(said)
+        value = (_FINITE if finite else _ANY).decode(said)
     except RecursionError:
         raise Unfit(TOO_DEEP) from None
     if said.count("[") + said.count("{") > DEEP:
@@ -67,4 +72,11 @@ def _finite(text: str) -> float:
     return value
 
 
-_FINITE: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+def _whole(text: str) -> int:
+    if len(text) > LONGEST:
+        raise Unfit(f"it has a number of over {LONGEST} digits")
+    return int(text)
+
+
+_ANY: Final = json.JSONDecoder(parse_int=_whole)
+_FINITE: Final = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_finite)
