@@ -499,3 +499,4 @@ class Gang:
                 node.reset()
             else:
                 node.part()
+                self.cluster.broke_up(node)

@@ -1,16 +1,53 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.model import Intent, Outcome, Phase, Rung, Work
+from elasticrl.contract.model import OUTSIDE, Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.lead.lost_seats import stranding
 from elasticrl.core.lead.scene import Move, Scene
+from elasticrl.core.lead.shards import forgone
 
 
 def over(scene: Scene) -> Move | None:
-    """A stopped job stays stopped."""
+    """A stopped job stays stopped; but one whose gang broke as it was to end forms it once more, to save."""
     if scene.plan and scene.plan.phase is Phase.STOP:
-        return Move()
+        return _forms_without(scene) or Move()
     return None
+
+
+def _forms_without(scene: Scene) -> Move | None:
+    """A node had lost its power, or all its ways, a moment before the stop, and nobody had noticed yet: the others wait for it
+    in a collective, and would be ended without a save. They form once more without it, and the stop is asked for again.
+
+    A stop is final once any of them has ended: then a save may be whole that nobody has committed yet. So all others must be
+    at work as far as is known, the leader's own workers among them, and the silent ones too, as one that has left in order is
+    as silent; and none may wait for disks. Each time the gang is smaller, so this ends. `drain`: when its time is up, workers are ended anyway.
+    """
+    plan = scene.plan
+    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place:
+        return None
+    if not scene.behind or scene.now >= scene.lead.planned_at + scene.settings.recovery.drain_s:
+        return None
+    gone = [fate.cause for fate in scene.fates if fate.cause and fate.seat is None]
+    at_work = all(record is not None and record.work in ENDING for record in scene.ranked)
+    saving = any(record.phase == OUTSIDE for record in filter(None, scene.ranked))
+    if not gone or not at_work or saving or any(cause.why is not Why.SILENT for cause in gone) or scene.me not in scene.keepers:
+        return None
+    if any(fate.fresh for fate in scene.fates) or len(scene.kept) < scene.settings.membership.min_nodes:
+        return None
+    if forgone(scene, scene.kept):
+        return None  # what could be saved is on the disk already
+    stopped = Cause(why=Why.STOPPED, nodes=(stopped_by(scene) or who(scene),))
+    return Move(plan=scene.train(scene.kept, *gone, stopped, rung=Rung.REFORM, strike=plan.strike, saves=True))
+
+
+ENDING = (Work.TRAINING, Work.STALLED, Work.PARKED)  # what workers do that were asked to end, and have not
+
+
+def stopped_by(scene: Scene) -> str | None:
+    """Who asked for the stop that stands in the plan; None: there is none."""
+    if scene.plan is None or scene.plan.phase is not Phase.STOP:
+        return None
+    return next((name for cause in scene.plan.causes if cause.why is Why.STOPPED for name in cause.nodes), "")
 
 
 def who(scene: Scene) -> str:
