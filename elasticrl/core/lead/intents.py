@@ -18,25 +18,21 @@ def _forms_without(scene: Scene) -> Move | None:
     """A node had lost its power, or all its ways, a moment before the stop, and nobody had noticed yet: the others wait for it
     in a collective, and would be ended without a save. They form once more without it, and the stop is asked for again.
 
-    A stop is final once any of them has ended: then a save may be whole that nobody has committed yet. So all others must be
-    at work as far as is known, the leader's own workers among them, and the silent ones too, as one that has left in order is
-    as silent; and none may wait for disks. Each time the gang is smaller, so this ends. `drain`: when its time is up, workers are ended anyway.
+    A stop is final once any of them has ended: then a save may be whole that nobody has committed yet, and one that has left in
+    order is as silent as one that died. So all must be at work as far as is known, and none may wait for disks. It ends: each
+    time the gang is smaller, and after `recovery.drain` its workers are ended as they are.
     """
     plan = scene.plan
-    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place:
+    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place or not scene.behind:
         return None
-    if not scene.behind or scene.now >= scene.lead.planned_at + scene.settings.recovery.drain_s:
+    gone = [fate.cause for fate in scene.fates if fate.cause]
+    if not gone or any(cause.why is not Why.SILENT for cause in gone):
         return None
-    gone = [fate.cause for fate in scene.fates if fate.cause and fate.seat is None]
-    at_work = all(record is not None and record.work in ENDING for record in scene.ranked)
-    saving = any(record.phase == OUTSIDE for record in filter(None, scene.ranked))
-    if not gone or not at_work or saving or any(cause.why is not Why.SILENT for cause in gone) or scene.me not in scene.keepers:
+    if not all(record and record.work in ENDING and record.phase != OUTSIDE for record in scene.ranked):
         return None
-    if any(fate.fresh for fate in scene.fates) or len(scene.kept) < scene.settings.membership.min_nodes:
-        return None
-    if forgone(scene, scene.kept):
-        return None  # what could be saved is on the disk already
-    stopped = Cause(why=Why.STOPPED, nodes=(stopped_by(scene) or who(scene),))
+    if len(scene.kept) < scene.settings.membership.min_nodes or forgone(scene, scene.kept):
+        return None  # nothing can be saved by so few, or nothing that is not on the disk already
+    stopped = Cause(why=Why.STOPPED, nodes=(stopped_by(scene) or "",))
     return Move(plan=scene.train(scene.kept, *gone, stopped, rung=Rung.REFORM, strike=plan.strike, saves=True))
 
 

@@ -464,6 +464,8 @@ def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
     """Is this node's gang one that may form once more, to save? A neighbour of it is silent, and what it made is not on disk."""
     if not state.suspects or state.me not in plan.seat_of or plan.exit_code != Outcome.STOPPED.value:
         return False
+    if workers.generation != plan.generation:
+        return False  # they had ended before: nobody forms a gang of them
     return state.settings.means.in_place and state.settings.means.commits and workers.step > state.view.committed
 
 
