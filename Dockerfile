@@ -9,7 +9,7 @@ COPY elasticrl elasticrl
 COPY configs configs
 COPY docs docs
 COPY systemd systemd
-RUN pip install --no-cache-dir build && python -m build --wheel --outdir /wheels
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE}
 ARG EXTRAS=train,report

@@ -45,6 +45,7 @@ from elasticrl.contract.verdict import Fault as Class
 
 STANDS = ("hang_worker", "stray_worker")
 DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
+STOPPED = 75
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
 KNOWN_S = 0.5  # until a life that began is known
 
@@ -388,16 +389,31 @@ def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
 
 
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
-    """A stopped job stays stopped."""
+    """A stopped job stays stopped. Its gang may form once more to save, smaller each time, while all of it are still there and
+    nothing is saved; and then it stops.
+    """
     stop: Planned | None = None
+    left: set[str] = set()
+    sealed, resumes = 0, False
     for fact in case.history:
         if isinstance(fact, Struck) and fact.kind == "start_again":
-            stop = None
+            stop, resumes = None, False
+        elif isinstance(fact, Left):
+            left.add(fact.member)
+        elif isinstance(fact, Sealed):
+            sealed = max(sealed, fact.step)
         elif isinstance(fact, Planned):
             told_again = fact.plan.again and fact.plan.phase is Phase.STOP  # to a store that had lost the end
             if stop is not None and not told_again:
-                yield fact.at, f"generation {fact.plan.generation} was written after the job's end"
-            stop = fact if fact.plan.phase is Phase.STOP else stop
+                before, after = ({str(seat.member) for seat in each.plan.seats} for each in (stop, fact))
+                unsaved = fact.committed < sealed and not left & before and stop.plan.exit_code == STOPPED
+                if not (fact.plan.saves and fact.plan.phase is Phase.TRAIN and after < before and unsaved):
+                    yield fact.at, f"generation {fact.plan.generation} was written after the job's end"
+                stop, resumes = None, True
+            if fact.plan.phase is Phase.STOP:
+                stop, resumes = fact, False
+    if resumes:
+        yield case.history[-1].at, "the job was stopped, formed once more to save, and went on"
 
 
 def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:

@@ -78,7 +78,7 @@ MUTANTS: Final = (
     _m("a script is finished without a commit of ours", "core.lead.intents", "if not scene.settings.means.commits:\n        made =", "if False:\n        made =", "a-script-loses-a-worker-and-a-node"),
     # Leading.
     _m("a restarted daemon is another member", "core.lead.scene", "if record.member != member:", "if False:", "restarted-before-its-lease"),
-    _m("a stopped job stays stopped", "core.lead.intents", "if scene.plan and scene.plan.phase is Phase.STOP:", "if False:", "daemon-restarts-as-the-job-stops"),
+    _m("a stopped job stays stopped", "core.lead.intents", "if scene.plan and scene.plan.phase is Phase.STOP:", "if False:", "stopped-twice"),
     _m("a job is finished when its last step is committed", "core.lead.intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("no gang is formed of workers that end with a save", "core.lead.growth", "if wait := ending(scene) or waking(scene):", "if wait := waking(scene):", "a-node-comes-while-a-held-gang-ends-with-a-save"),
@@ -195,6 +195,11 @@ MUTANTS: Final = (
     _m("a gang that broke is mended before it is stopped", "core.lead.intents", "    if _mends_to_save(scene):", "    if False:", "stopped-as-a-needed-daemon-is-away"),
     _m("a gang that was left is mended before it is stopped", "core.lead.intents", "return lost or bool(scene.doing[Work.PARKED]) or", "return lost or", "stopped-as-a-worker-dies-whose-node-cannot-say-so"),
     _m("what is to be mended has its time", "core.lead.intents", "scene.now >= scene.stop_due or not _broken(scene)", "not _broken(scene)", "stopped-while-one-that-is-needed-is-not-heard"),
+    _m("a gang that breaks as it is to end forms once more", "core.lead.intents", "return _forms_without(scene) or Move()", "return Move()", "stopped-as-a-node-loses-its-power"),
+    _m("it is stopped all the same", "core.lead.lead", "stops=stopped_by(scene) if plan.phase is Phase.TRAIN else None", "stops=None", "stopped-as-a-node-loses-its-power"),
+    _m("too few form no gang before a stop", "core.lead.intents", "if len(scene.kept) < scene.settings.membership.min_nodes or forgone(", "if forgone(", "stopped-as-a-needed-node-loses-its-power"),
+    _m("nor do those who have nothing to save", "core.lead.intents", "min_nodes or forgone(scene, scene.kept):", "min_nodes:", "stopped-as-the-only-keeper-loses-its-power"),
+    _m("who has left in order is not mended without", "core.lead.intents", "any(cause.why is not Why.SILENT for cause in gone)", "False", "stopped-as-rank-0-is-drained"),
     _m("nobody waits to be mended who cannot be", "core.lead.intents", "return made and len(here) >=", "return made or len(here) >=", "stopped-with-too-few-to-save"),
     # What is kept by those who were put out.
     _m("those who were put out are waited for", "core.lead.lost_seats", "if wait := wait_for(scene, seats, causes, rung, strike, but=unfit):", "if wait := None:", "half-of-the-nodes-cut-off"),

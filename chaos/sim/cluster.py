@@ -279,15 +279,24 @@ class Cluster:
         elif not any(node is source for save in self.disk.active for source, _ in save.sources):
             self.world.later(0.05, self._finished, node, halt.generation)  # between gangs workers save nothing
 
+    def broke_up(self, node: Node) -> None:
+        """Workers that were asked to end leave a broken gang, and end without a save, unless another gang is told of first."""
+        if node.name in self.finishing:
+            self.world.later(0.3, self._finished, node, self.finishing[node.name])
+
     def _finished(self, node: Node, generation: int) -> None:
         if self.finishing.get(node.name) == generation:
             del self.finishing[node.name]
             node.halted(generation)
 
     def saved(self, nodes: list[Node]) -> None:
-        """A save has ended: those who waited for it may end too, unless another one of theirs goes on."""
+        """A save has ended: those who waited for it may end too, unless another one of theirs goes on, or they are in another
+        gang by now.
+        """
         waiting = {node.name for save in self.disk.active for node, _ in save.sources}
         for node in nodes:
+            if node.gang is not None and {seat.name for seat in node.gang.seats} != {each.name for each in nodes}:
+                continue
             if node.name in self.finishing and node.name not in waiting:
                 self._finished(node, self.finishing[node.name])
 

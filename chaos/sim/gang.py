@@ -506,3 +506,4 @@ class Gang:
                 node.reset()
             else:
                 node.part()
+                self.cluster.broke_up(node)

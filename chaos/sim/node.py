@@ -695,6 +695,7 @@ class Node:
             self.tell()
             return
         trains_on = plan.grows and self.gang is not None and self.gang.lets_train(plan)
+        self.cluster.finishing.pop(self.name, None)  # a new gang is a newer order than the one to end
         if not trains_on:
             self.leave_gang()
         self.work, self.generation, self.stall = Work.JOINING, plan.generation, None

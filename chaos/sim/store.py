@@ -7,12 +7,12 @@ own: where they come `apart`, a node sees one key's news before another's of the
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Inspected, Planned
 from chaos.sim.world import Network, World
 from elasticrl.contract import events
-from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
+from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Phase, Quarantine, Record, Verb, View
 from elasticrl.shell.sight import GATHER_S, MANY
 
 #: The fields of a view that come with each scope that a node watches, as `elasticrl.shell.sight` puts them together.
@@ -240,9 +240,17 @@ class Store:
             held=held,
             lapsed_s=lapsed_s,
         )
-        answered = {"intent": Intent.RUN, "intent_revision": self.revision + 1} if action.answers else {}
-        self._share(plan=action.plan, plan_revision=self.revision + 1, **answered)
+        self._share(plan=action.plan, plan_revision=self.revision + 1, **self._wanted(action))
         self._world.note(fact)
+
+    def _wanted(self, action: events.Propose) -> dict[str, Any]:
+        """What operators want ends with the job; a gang that forms once more before a stop is stopped all the same."""
+        ends = action.plan.phase is Phase.STOP or action.answers
+        if not ends and action.stops is None:
+            return {}
+        intent = Intent.RUN if ends else Intent.STOP
+        at = self.revision + 1
+        return {"intent": intent, "intent_generation": action.plan.generation, "intent_revision": at}
 
     def restore(self, action: events.Restore, by: Member) -> None:
         """Write again what was lost, if plan and commit are still at these revisions."""

@@ -93,7 +93,8 @@ def _planned(rules: Rules, before: World, turn: Turn, fact: Planned) -> Iterator
 def _follows(rules: Rules, before: World, turn: Turn, old: Plan, fact: Planned) -> Iterator[Complaint]:
     plan, number, past = fact.plan, fact.plan.generation, turn.world.past
     again = fact.by not in {str(seat.member) for seat in old.ring}  # who begins a job that has ended is another life
-    if old.phase is Phase.STOP and not (plan.again or again):
+    mends = plan.phase is Phase.TRAIN and plan.saves and plan.seat_of.keys() < old.seat_of.keys()
+    if old.phase is Phase.STOP and not (plan.again or again or mends):
         yield "nothing_happens_after_the_end", f"generation {number} was written after the job's end"
     places = {seat.member: i for i, seat in enumerate(old.seats)}
     kept = [places[seat.member] for seat in plan.seats if seat.member in places]

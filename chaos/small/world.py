@@ -851,7 +851,10 @@ class Rules:
         trains_on = plan.grows and gang is not None and gang.running and plan.generation == gang.generation + 1
         if not trains_on:
             self._leave_gang(turn, i, silent=False)
-        self._node(turn, i, work=Work.JOINING, generation=plan.generation, stall=False)
+        timers = tuple(t for t in turn.world.nodes[i].timers if t.what != "halt")  # another gang is the newer order
+        self._node(
+            turn, i, work=Work.JOINING, generation=plan.generation, stall=False, ends=0, timers=timers
+        )
         self._began(turn, i, plan, fresh=False)
         number = self.of(plan)
         if trains_on and gang is not None:
@@ -1088,7 +1091,9 @@ class Rules:
                 self._hear(turn, save.head, TELL)
         busy = {i for other in saves for i, _ in other.sources}
         for i, _ in save.sources:
-            ends = turn.world.nodes[i].ends
+            ends, gang = turn.world.nodes[i].ends, self._gang(turn.world, turn.world.nodes[i].gang)
+            if gang is not None and set(self._seats(gang)) != set(dict(save.sources)):
+                continue  # it is in another gang by now
             if ends and i not in busy:
                 self._halted(turn, i, ends)
 
@@ -1122,6 +1127,8 @@ class Rules:
             self._later(turn, i, Timer(0, "join", node.next))
         elif node.agent and node.work in ALIVE:
             self._node(turn, i, work=Work.PARKED)
+            if node.ends:  # it ends without a save, unless another gang is told of first
+                self._later(turn, i, Timer(0, "halt", node.ends))
         self._hear(turn, i, TELL)
 
     # ---- faults

@@ -331,7 +331,10 @@ class LedAgent(LocalElasticAgent):
         def left() -> list[pool.Process]:
             return [p for p in processes if p in self._seated.values() and not p.finished]
 
-        if not await self._turns.until(lambda: not left(), order.within_s):
+        def overtaken() -> bool:  # those that are told of another gang go on in that one
+            return self._ordered.halting is not order
+
+        if not await self._turns.until(lambda: not left() or overtaken(), order.within_s):
             self._dismiss(left(), f"it had not ended {order.within_s:g} s after it was asked to ({order.reason})")
 
     def _drain(self, reason: str) -> None:

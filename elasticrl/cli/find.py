@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from elasticrl.base.address import CONTROL
 from elasticrl.base.owned import shared, strange
-from elasticrl.base.parsed import parsed
+from elasticrl.base.parsed import instant, parsed
 from elasticrl.base.process import state
 from elasticrl.base.regular import read_regular
 from elasticrl.base.words import ago
@@ -159,14 +159,14 @@ def ended(explicit: Path | None, job: str | None) -> Mapping[str, Any]:
             note = parsed(read_regular(path))
             told(note), report_of(note)  # whether it has all that they want
             notes.append(note)
-    return max(notes, key=lambda note: float(note["at"]), default={})
+    return max(notes, key=lambda note: instant(note["at"]), default={})
 
 
 def told(note: Mapping[str, Any]) -> str:
     """What a run says of its end."""
     on = "" if note["state"] == "FINISHED" else "; the same command goes on from there"
     return (
-        f"job {note['job']} ended {ago(max(0.0, time.time() - note['at']))} ago at step {note['step']:,} "
+        f"job {note['job']} ended {ago(max(0.0, time.time() - instant(note['at'])))} ago at step {note['step']:,} "
         f"(committed {note['committed']:,}): {note['reason']}{on}"
     )
 

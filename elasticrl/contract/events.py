@@ -160,6 +160,7 @@ class Propose(Action):
     if_commit: int
     if_leader: int
     answers: int = 0  # the revision of a stop that was asked of an earlier run, and is done with; 0: none
+    stops: str | None = None  # who asked for the stop before which this gang forms once more: it is asked for again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

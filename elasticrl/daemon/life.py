@@ -6,6 +6,7 @@ and kill -9 of the daemon cost no step, and a restarted daemon never keeps a pla
 """
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from elasticrl.contract.model import Member
 from elasticrl.daemon.refusal import FULL, Refusal
 
 LOCK: Final = "daemon.lock"  # held by a node's daemon, in its runtime directory and in that of its state
+MOMENT_S: Final = 0.5  # for which somebody who only looks may hold a lock
 
 
 class Taken(Refusal):
@@ -94,7 +96,10 @@ class Home:
     def _held(self, folder: Path) -> IO[str]:
         held = opened(folder / LOCK)
         try:
-            pid = taken_by(held)
+            pid, until = taken_by(held), time.monotonic() + MOMENT_S
+            while pid and time.monotonic() < until:  # who only looks whether a daemon runs takes it for less than that
+                time.sleep(MOMENT_S / 10)
+                pid = taken_by(held)
             if pid:
                 here = f"a daemon for this job and node runs here already (pid {pid}, {folder})"
                 raise Taken(f"{here}; stop it, or give this one another node.name")

@@ -15,7 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
-from elasticrl.base.parsed import parsed
+from elasticrl.base.parsed import instant, parsed
 from elasticrl.base.regular import read_regular
 from elasticrl.base.value import dataclass
 from elasticrl.contract.evidence import Call, Evidence, Kind, Sign
@@ -274,7 +274,7 @@ def load(path: Path) -> Incident:
         if plain["v"] != VERSION:
             raise Unreadable(f"{path} has version {plain['v']!r}, this elasticrl reads {VERSION}")
         evidence = tuple(_fact(raw) for raw in plain["evidence"])
-        datetime.fromisoformat(str(plain["began"])).timestamp()  # else it cannot be put in order
+        instant(str(plain["began"]))  # else it cannot be put in order
         return Incident(
             id=str(plain["id"]), job=str(plain["job"]), node=str(plain["node"]), began=str(plain["began"]),
             ended=str(plain["ended"]), generation=int(plain["generation"]), verdict=_verdict(plain["verdict"], evidence),

@@ -11,7 +11,6 @@ script in each page, and a browser that runs it.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from html import escape
 from io import StringIO
 from itertools import pairwise
@@ -25,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from elasticrl.base.parsed import instant
 from elasticrl.report.story import SHOWN, SLOW, STAGES, Age, Generation, Story
 from elasticrl.report.text import human
 
@@ -143,7 +143,7 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
 def diamonds(axes: Axes, story: Story, rows: Mapping[str, int]) -> None:
     """Incidents, in the rows of those whom the verdict names; above all rows, where it names none that is shown."""
     for each in story.incidents[-TOLD:]:
-        at = datetime.fromisoformat(each.began).timestamp() - story.begin
+        at = instant(each.began) - story.begin
         named: list[float] = [rows[node] for node in each.verdict.nodes if node in rows]
         for row in named or [-0.6]:
             (mark,) = axes.plot(

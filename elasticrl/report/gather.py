@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 from elasticrl.base.goodput import stepped
+from elasticrl.base.parsed import HIGHEST
 from elasticrl.base.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Happening, Life, Log, Pace, Took
@@ -114,6 +115,10 @@ class Runs:
         return job, ours, begun, names
 
 
+def _measured(value: object) -> bool:
+    return isinstance(value, int | float) and -HIGHEST < value < HIGHEST  # which no NaN is
+
+
 def _whose(event: Happening) -> tuple[str, str]:
     job, run = (event.said.get(name, ABSENT) for name in ("job", "run"))
     return ("" if job is None else str(job)), ("" if run is None else str(run))
@@ -183,7 +188,7 @@ class Logs:
 
     def _recovery(self, event: Happening, _: _Node) -> None:
         stages, total = event.said.get("stages"), event.said.get("total_s")
-        if not isinstance(stages, dict) or not isinstance(total, int | float):
+        if not isinstance(stages, dict) or not all(map(_measured, (total, *stages.values()))):
             return
         known = self._recovered.get(number := event.whole("generation"))
         if known is None or (total, -event.at) > (known.said["total_s"], -known.at):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticrl.base.parsed import HIGHEST
 from elasticrl.contract.evaluated import Evaluated
 from elasticrl.diagnose.incident import Incident
 from elasticrl.runtime.checkpoint.shelf import Entry
@@ -31,7 +32,7 @@ class Happening:
     def whole(self, field_name: str) -> int:
         """A field that is a whole number; 0 if it is not there."""
         value = self.said.get(field_name)
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) and -HIGHEST < value < HIGHEST else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISREG
 from sys import intern
 from typing import Any, Final, TypeVar
 
-from elasticrl.base.parsed import parsed
+from elasticrl.base.parsed import instant, parsed, real, whole
 from elasticrl.base.regular import open_regular_text, read_regular
 from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.diagnose.incident import Unreadable, load
@@ -37,10 +36,10 @@ from elasticrl.runtime.vault.errors import StateError
 LOOKED_AT: Final = 20  # of a file's JSON lines, to know what it is
 BIGGEST: Final = 512 * 1024 * 1024  # bytes of a file that is looked at
 LOG: Final = re.compile(r"\.(jsonl|log(\.\d+)?)$")  # rotated ones too
-SAID: Final = re.compile(r"\[Step (\d+)\] (.*)")  # what the trainer prints of a step
-TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
+SAID: Final = re.compile(r"\[Step (\d{1,15})\] (.*)")  # what the trainer prints of a step
+TIME: Final = re.compile(r"(\w+): (\d{1,15}(?:\.\d+)?)ms")
 Row = TypeVar("Row")
-FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
+FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d{1,15}(?:\.\d+)?)")
 NOTED: Final[tuple[str, ...]] = ("reward", "kl", "loss", "padding")
 PART: Final = re.compile(r"reward/\w+(?<!_std)")  # the mean of one of several rewards
 CUT: Final = 400  # characters of a prompt or an answer
@@ -244,7 +243,7 @@ def _cases(folder: Path, job: str, begun: float | None) -> tuple[Cases, list[str
                 continue
             if job and each.job != job:
                 continue
-            if begun is None or datetime.fromisoformat(each.began).timestamp() >= begun:
+            if begun is None or instant(each.began) >= begun:
                 cases.add(each)
     return cases, broken
 
@@ -284,20 +283,19 @@ def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def happening(line: Mapping[str, Any]) -> Happening | None:
     """A daemon's log line, if it is one."""
     try:
-        at = datetime.fromisoformat(str(line["at"]))
+        at = instant(str(line["at"]))
     except (KeyError, ValueError):
         return None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return Happening(at=at.timestamp(), node=str(line.get("node", "")), name=str(line.get("event")), said=line)
+    return Happening(at=at, node=str(line.get("node", "")), name=str(line.get("event")), said=line)
 
 
 def took(line: Mapping[str, Any]) -> Took | None:
     """A line of steps.jsonl."""
     try:
         return Took(
-            at=float(line["at"]), node=intern(str(line["node"])), rank=int(line["rank"]), step=int(line["step"]),
-            generation=int(line["generation"]), seconds=_seconds(line["seconds"]), waited=_seconds(line.get("waited", {})),
-            steps=max(1, int(line.get("steps", 1))), bytes=int(line.get("bytes", 0)),
+            at=instant(line["at"]), node=intern(str(line["node"])), rank=whole(line["rank"]), step=whole(line["step"]),
+            generation=whole(line["generation"]), seconds=_seconds(line["seconds"]), waited=_seconds(line.get("waited", {})),
+            steps=max(1, whole(line.get("steps", 1))), bytes=whole(line.get("bytes", 0)),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
@@ -305,7 +303,7 @@ def took(line: Mapping[str, Any]) -> Took | None:
 
 def _seconds(given: Mapping[str, Any]) -> dict[str, float]:
     """By phase; the names of a hundred thousand lines are kept once."""
-    return {intern(str(name)): float(value) for name, value in given.items()}
+    return {intern(str(name)): real(value, finite=True) for name, value in given.items()}
 
 
 def trainer_event(line: Mapping[str, Any]) -> tuple[Took, Note] | Evaluated | None:
@@ -323,13 +321,13 @@ def evaluation(line: Mapping[str, Any], figures: str) -> Evaluated | None:
     try:
         samples = tuple(
             Sample(
-                prompt=str(each["prompt"])[:CUT], answer=str(each["answer"])[:CUT], score=float(each["score"]),
-                parts={str(name): float(value) for name, value in each.get("parts", {}).items()},
+                prompt=str(each["prompt"])[:CUT], answer=str(each["answer"])[:CUT], score=real(each["score"]),
+                parts={str(name): real(value) for name, value in each.get("parts", {}).items()},
             )
             for each in line.get("samples", ())[:SAMPLES]
         )  # fmt: skip
-        found = {str(name): float(value) for name, value in line[figures].items()}
-        return Evaluated(step=int(line["step"]), figures=found, samples=samples)
+        found = {str(name): real(value) for name, value in line[figures].items()}
+        return Evaluated(step=whole(line["step"]), figures=found, samples=samples)
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
@@ -339,10 +337,10 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
     if line.get("event") != "ppo.step":
         return None
     try:
-        step, generation = int(line["step"]), int(line.get("generation", 0))
-        seconds = {str(name): float(value) for name, value in line["seconds"].items()}
-        metrics = {str(name): float(value) for name, value in line["metrics"].items()}
-        at = datetime.fromisoformat(str(line["ts"])).timestamp() if "ts" in line else None
+        step, generation = whole(line["step"]), whole(line.get("generation", 0))
+        seconds = {str(name): real(value, finite=True) for name, value in line["seconds"].items()}
+        metrics = {str(name): real(value) for name, value in line["metrics"].items()}
+        at = instant(str(line["ts"])) if "ts" in line else None
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
     loss = [metrics[name] for name in ("loss", "policy_loss", "preference_loss") if name in metrics]
@@ -356,12 +354,12 @@ def note(line: Mapping[str, Any]) -> Note | None:
     """A line of the trainer's history."""
     try:
         facts = {
-            name: float(value)
+            name: real(value)
             for name, value in line.items()
             if (name in NOTED or PART.fullmatch(name)) and value is not None
         }
-        at = float(line["wall"]) if "wall" in line else None
-        return Note(step=int(line["step"]), generation=int(line.get("generation", 0)), facts=facts, at=at)
+        at = instant(line["wall"]) if "wall" in line else None
+        return Note(step=whole(line["step"]), generation=whole(line.get("generation", 0)), facts=facts, at=at)
     except (KeyError, ValueError, TypeError):
         return None
 

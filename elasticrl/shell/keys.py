@@ -117,33 +117,37 @@ def load(kind: type[T], data: bytes | str, where: str) -> T:
         raise Unreadable(
             f"{where} has format {found!r}, this elasticrl reads {VERSION}; run the same version on all nodes"
         )
-    plain = envelope.get("value")
-    for name, number in _counted(plain):
-        if isinstance(number, int | float) and not -1 <= number < HIGHEST:
-            raise Unreadable(
-                f"{where}: {name} is {number}, and can only be a number from 0 to {HIGHEST - 1}; "
-                "delete the key: no running elasticrl wrote it"
-            )
     try:
-        value: T = adapter(kind).validate_python(plain, strict=False)
+        # As JSON, for only there strict means that numbers are numbers, and not also that enums are enums: a step that was
+        # written as a text went past every bound, and held for ever.
+        value: T = adapter(kind).validate_json(json.dumps(envelope.get("value")), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in problem["loc"])[:80]
         raise Unreadable(
             f"{where}: {field}: {problem['msg']}; delete the key if no running elasticrl wrote it"
         ) from None
+    for name, number in _counted(value):
+        if not -1 <= number < HIGHEST:
+            raise Unreadable(
+                f"{where}: {name} is {number}, and can only be a number from 0 to {HIGHEST - 1}; "
+                "delete the key: no running elasticrl wrote it"
+            )
     return value
 
 
-def _counted(plain: Any) -> Iterator[tuple[str, Any]]:
+def _counted(value: object) -> Iterator[tuple[str, int]]:
     """The numbers of a value that only ever rise: its own, and those of the members that it names."""
-    if not isinstance(plain, dict):
-        yield "it", plain
-        return
-    seats = [seat for name in ("seats", "spares") if isinstance(each := plain.get(name), list) for seat in each]
-    for part in (plain, plain.get("member"), *seats, *(seat.get("member") for seat in seats if isinstance(seat, dict))):
-        if isinstance(part, dict):
-            yield from ((name, part[name]) for name in COUNTED if name in part)
+    if type(value) is int:
+        yield "it", value
+    for part in (value, getattr(value, "member", None)):
+        for name in COUNTED:
+            number = getattr(part, name, None)
+            if number is not None:
+                yield name, number
+    for seat in (*getattr(value, "seats", ()), *getattr(value, "spares", ())):
+        yield "born", seat.born
+        yield "incarnation", seat.member.incarnation
 
 
 def expand(data: bytes) -> bytes:

@@ -242,6 +242,28 @@ def test_a_halt_that_saves_lets_the_gang_end_at_one_step_with_a_checkpoint(pair:
     pair.run(scenario)
 
 
+def test_workers_that_were_to_end_and_are_told_of_another_gang_go_on_in_that_one(pair: Lab) -> None:
+    """As where a node loses its power as the job is stopped: the time of the first order to end must not end the new gang."""
+
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 3)
+        first, silent = pid(a), pid(b)
+        os.kill(silent, signal.SIGSTOP)
+        a.send(Halt(generation=one + 1, save=True, within_s=1.0, reason="stopped by an operator"))
+        a.send(Reform(place=gang(one + 2, [a], a, born=one)))
+        await training([a], one + 2)
+        await stepping(a, a.now.step + 40)  # of 50 ms: twice the time that the first order gave
+        assert pid(a) == first
+        a.send(Halt(generation=one + 3, save=True, within_s=10.0, reason="stopped by an operator"))
+        await a.until(lambda r: r.work is Work.NONE and not r.workers, 10.0)
+        assert a.now.saved == a.now.step > 40
+        os.kill(silent, signal.SIGCONT)
+
+    pair.run(scenario)
+
+
 def test_park_keeps_process_and_state_and_a_reform_goes_on_with_them(pair: Lab) -> None:
     async def scenario(a: Node, b: Node) -> None:
         one = launch([a, b])

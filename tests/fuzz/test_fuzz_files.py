@@ -135,6 +135,13 @@ INCIDENT = {
     ).plain()
 }  # fmt: skip
 INCIDENT = json.loads(json.dumps(INCIDENT))
+RECOVERED = {**EVENT, "event": "recovery.done", "rung": "reform", "total_s": 0.6, "stages": {"decide": 0.1, "reform": 0.5}}
+CHANGED = {**EVENT, "event": "workers.changed", "work": "training"}
+COMMITTED = {**EVENT, "event": "checkpoint.committed", "manifest": "m"}
+SPOKEN = {"event": "ppo.step", "step": 3, "generation": 1, "seconds": {"update": 0.1}, "metrics": {"reward": 0.5, "loss": 0.1},
+          "ts": "2026-11-28T04:00:00Z"}  # fmt: skip
+EVALUATED = {"event": "ppo.evaluate", "step": 3, "metrics": {"score": 0.5},
+             "samples": [{"prompt": "p", "answer": "a", "score": 0.5, "parts": {"x": 0.5}}]}  # fmt: skip
 
 
 @fuzzed
@@ -167,13 +174,18 @@ def test_an_incident_is_told_or_named_as_unreadable(data: bytes) -> None:
 
 @fuzzed
 @given(
-    st.lists(altered(EVENT), max_size=6),
+    st.lists(st.one_of(*map(altered, (EVENT, RECOVERED, CHANGED, COMMITTED))), max_size=6),
     st.lists(altered(STEP), max_size=6),
     st.lists(altered(NOTE), max_size=6),
+    st.lists(st.one_of(altered(SPOKEN), altered(EVALUATED)), max_size=4),
     altered(INCIDENT),
 )
 def test_a_run_is_reported_whatever_it_left(
-    events: list[dict[str, Any]], steps: list[dict[str, Any]], notes: list[dict[str, Any]], told: dict[str, Any]
+    events: list[dict[str, Any]],
+    steps: list[dict[str, Any]],
+    notes: list[dict[str, Any]],
+    spoken: list[dict[str, Any]],
+    told: dict[str, Any],
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -183,6 +195,7 @@ def test_a_run_is_reported_whatever_it_left(
             ("n00.log", [EVENT, *events]),
             ("steps.jsonl", [STEP, *steps]),
             ("history.jsonl", [NOTE, *notes]),
+            ("attempt_1.log", [SPOKEN, *spoken]),
         ):
             (folder / file).write_bytes(b"\n".join(map(text_of, lines)))
         with suppress(Unchosen):

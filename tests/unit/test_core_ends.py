@@ -7,8 +7,8 @@ from core_kit import Life, leads, plan, record, trains
 
 from elasticrl.contract import events
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.events import Tick, Workers
-from elasticrl.contract.model import Commit, Phase, Work
+from elasticrl.contract.events import Seen, Suspected, Tick, Workers
+from elasticrl.contract.model import OUTSIDE, Commit, Phase, Work
 from elasticrl.contract.settings import Membership, Recovery, Settings
 from elasticrl.core.node.follow import unsaved
 
@@ -92,3 +92,71 @@ def test_a_job_that_begins_again_says_from_where_and_after_what():
     made = next(a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
     assert [(cause.why, cause.step) for cause in made.causes] == [(Why.BEGUN_AGAIN, 20)]
     assert made.reason == "started again from step 20 (it had ended: stopped by an operator); training on 2 nodes"
+
+
+def stops_as_a_node_falls_silent(*, exit_code=75, n01=None, n02=None, sealed=7):
+    """A leader that has stopped its job when two hold the third for dead; what it proposes then."""
+    life = Life("n00/1", SETTINGS)
+    leads(life)
+    trains(life, 2.6, 1, "n00", "n01", "n02")
+    asked = (Cause(why=Why.STOPPED, nodes=("ada",)),)
+    stop = replace(plan(2, "n00", "n01", "n02", phase=Phase.STOP, exit_code=exit_code), causes=asked)
+    life.seen(5.0, "stop", plan=stop, plan_revision=40)
+    life.at(5.1, Workers(now=0, generation=2, work=Work.TRAINING, step=sealed, born=1))
+    life.leased(5.2)
+    life.told(5.3, record("n01", work=Work.TRAINING, generation=2, born=1, step=sealed))
+    life.told(5.3, record("n02", work=Work.TRAINING, generation=2, born=1, step=sealed))
+    life.state = life.state.but(sent={})
+    life.at(6.0, Suspected(now=0, node="n02"))
+    fields = {"work": Work.TRAINING, "generation": 2, "born": 1, "step": sealed}
+    decision = life.at(6.1, Tick(now=0))
+    records = dict(life.view.records or {})
+    records["n01"] = record("n01", **{**fields, "suspects": ("n02/1",), **(n01 or {})})
+    records |= {"n02": record("n02", **{**fields, **(n02 or {})})}
+    if n02 == {}:
+        del records["n02"]
+    life.view = replace(life.view, revision=life.view.revision + 1, records=records)
+    decision = life.at(6.2, Seen(now=0, view=life.view))
+    return [action for action in decision.actions if isinstance(action, events.Propose)]
+
+
+def test_a_gang_that_breaks_as_it_is_to_end_forms_once_more_and_the_stop_is_asked_for_again():
+    (made,) = stops_as_a_node_falls_silent()
+    assert (made.plan.phase, made.plan.seated, made.plan.saves) == (Phase.TRAIN, ("n00", "n01"), True)
+    assert made.stops == "ada"
+    assert "n02/1 stopped responding" in made.plan.reason
+    assert "stopped by ada" in made.plan.reason
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"n01": {"work": Work.NONE}},
+        {"n02": {"work": Work.NONE}},
+        {"n02": {}},
+        {"n01": {"phase": OUTSIDE}},
+        {"n02": {"phase": OUTSIDE}},
+        {"n01": {"leaving": True}},
+        {"exit_code": 70},
+        {"sealed": 0},
+    ],
+    ids=["ended", "the silent one ended", "gone", "saves", "the silent one saves", "leaves", "a crash loop", "all saved"],
+)
+def test_a_stop_is_final_once_anybody_has_ended_or_saves(told):
+    assert not stops_as_a_node_falls_silent(**told)
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"), [({}, True), ({"step": 0}, False), ({"generation": 1}, False), ({"suspects": False}, False)]
+)
+def test_a_node_whose_gang_has_broken_unsaved_stays_to_form_it_once_more(told, waits):
+    life = done()
+    asked = (Cause(why=Why.STOPPED, nodes=("ada",)),)
+    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), causes=asked)
+    life.seen(5.0, "stop", plan=stop, plan_revision=40)
+    if told.pop("suspects", True):
+        life.at(5.5, Suspected(now=0, node="n01"))
+    decision = life.at(6.0, Workers(now=0, **{"generation": 2, "step": 20, **told}))
+    assert any(isinstance(action, events.Leave) for action in decision.actions) is not waits
+    late = life.at(15.1, Tick(now=0))
+    assert not waits or any(isinstance(action, events.Leave) for action in late.actions)

@@ -3,18 +3,19 @@
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from elasticrl.agent.spec import Spec, dump, environment
 from elasticrl.agent.spec import load as load_spec
-from elasticrl.base.owned import write_private
+from elasticrl.base.owned import opened, taken_by, write_private
 from elasticrl.cli.node import Asked, follows, serve
 from elasticrl.config import ConfigError, dumps, load, loads
 from elasticrl.contract.model import REFUSED
 from elasticrl.daemon.adopt import Lost
-from elasticrl.daemon.life import Home, Taken
+from elasticrl.daemon.life import LOCK, MOMENT_S, Home, Taken
 from elasticrl.daemon.main import REFUSALS
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import own_address
@@ -84,6 +85,23 @@ def test_a_runtime_directory_too_deep_for_a_socket_is_refused_before_anything_is
     with pytest.raises(Refusal, match=r"a socket's path may have 107: shorten node\.run_dir, job\.name or node\.name"):
         Home(deep)
     assert not deep.parent.exists()
+
+
+def test_a_look_at_whether_a_daemon_runs_refuses_no_daemon_that_starts_just_then(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "job" / "n0"
+    home, state = Home(folder), tmp_path / "state"
+    state.mkdir()
+    look = opened(folder / LOCK)
+    assert not taken_by(look)
+    waits = threading.Timer(MOMENT_S / 3, look.close)
+    waits.start()
+    home.lock(state)
+    waits.join()
+    other = Home(folder)
+    with pytest.raises(Taken, match=f"runs here already .pid {os.getpid()}"):
+        other.lock(state)
+    for lock in home._locks:
+        lock.close()
 
 
 def test_a_value_error_that_nobody_meant_is_a_bug_and_no_refusal(

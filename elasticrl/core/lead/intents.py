@@ -1,16 +1,49 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.model import Intent, Outcome, Phase, Rung, Work
+from elasticrl.contract.model import OUTSIDE, Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.lead.lost_seats import stranding
 from elasticrl.core.lead.scene import Move, Scene
+from elasticrl.core.lead.shards import forgone
 
 
 def over(scene: Scene) -> Move | None:
-    """A stopped job stays stopped."""
+    """A stopped job stays stopped; but one whose gang broke as it was to end forms it once more, to save."""
     if scene.plan and scene.plan.phase is Phase.STOP:
-        return Move()
+        return _forms_without(scene) or Move()
     return None
+
+
+def _forms_without(scene: Scene) -> Move | None:
+    """A node had lost its power, or all its ways, a moment before the stop, and nobody had noticed yet: the others wait for it
+    in a collective, and would be ended without a save. They form once more without it, and the stop is asked for again.
+
+    A stop is final once any of them has ended: then a save may be whole that nobody has committed yet, and one that has left in
+    order is as silent as one that died. So all must be at work as far as is known, and none may wait for disks. It ends: each
+    time the gang is smaller, and after `recovery.drain` its workers are ended as they are.
+    """
+    plan = scene.plan
+    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place or not scene.behind:
+        return None
+    gone = [fate.cause for fate in scene.fates if fate.cause]
+    if not gone or any(cause.why is not Why.SILENT for cause in gone):
+        return None
+    if not all(record and record.work in ENDING and record.phase != OUTSIDE for record in scene.ranked):
+        return None
+    if len(scene.kept) < scene.settings.membership.min_nodes or forgone(scene, scene.kept):
+        return None  # nothing can be saved by so few, or nothing that is not on the disk already
+    stopped = Cause(why=Why.STOPPED, nodes=(stopped_by(scene) or "",))
+    return Move(plan=scene.train(scene.kept, *gone, stopped, rung=Rung.REFORM, strike=plan.strike, saves=True))
+
+
+ENDING = (Work.TRAINING, Work.STALLED, Work.PARKED)  # what workers do that were asked to end, and have not
+
+
+def stopped_by(scene: Scene) -> str | None:
+    """Who asked for the stop that stands in the plan; None: there is none."""
+    if scene.plan is None or scene.plan.phase is not Phase.STOP:
+        return None
+    return next((name for cause in scene.plan.causes if cause.why is Why.STOPPED for name in cause.nodes), "")
 
 
 def who(scene: Scene) -> str:

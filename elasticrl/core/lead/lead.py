@@ -16,7 +16,7 @@ from elasticrl.contract.verdict import Fault
 from elasticrl.core.lead.fallback import measured
 from elasticrl.core.lead.findings import brief, investigate
 from elasticrl.core.lead.growth import ease, form, grow, moved
-from elasticrl.core.lead.intents import asked_to_pause, asked_to_stop, finished, over
+from elasticrl.core.lead.intents import asked_to_pause, asked_to_stop, finished, over, stopped_by
 from elasticrl.core.lead.lost_seats import late, losses
 from elasticrl.core.lead.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.lead.quarantines import guard
@@ -81,6 +81,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
                 if_commit=view.commit_revision,
                 if_leader=view.leader_revision,
                 answers=view.intent_revision if scene.stop_answered else 0,
+                stops=stopped_by(scene) if plan.phase is Phase.TRAIN else None,
             )
         )
     if move.inspect:

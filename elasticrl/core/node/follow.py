@@ -447,6 +447,8 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
         return Wish((halt, *commit), state.adopted + 2 * drain_s, plan.reason)
     if commit and not late:
         return Wish(commit, state.adopted + 2 * drain_s, plan.reason)
+    if _breaks(state, plan, workers) and now < state.adopted + drain_s:
+        return Wish(wake_at=state.adopted + drain_s, reason=f"{plan.reason}; its gang has broken before it saved")
     reason = plan.reason
     if commit:
         reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
@@ -456,6 +458,15 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
             "units the vaults keep it for vault.linger, and a job that is begun again before that goes on from it"
         )
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
+
+
+def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
+    """Is this node's gang one that may form once more, to save? A neighbour of it is silent, and what it made is not on disk."""
+    if not state.suspects or state.me not in plan.seat_of or plan.exit_code != Outcome.STOPPED.value:
+        return False
+    if workers.generation != plan.generation:
+        return False  # they had ended before: nobody forms a gang of them
+    return state.settings.means.in_place and state.settings.means.commits and workers.step > state.view.committed
 
 
 def unsaved(state: State, now: float) -> bool:

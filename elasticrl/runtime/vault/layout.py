@@ -251,7 +251,7 @@ def read(memory: memoryview) -> Sealed | Torn:
     )
     try:
         stamp, table = parse_header(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         return Torn(f"header is not understood: {error}")
     if table.starts[-1] != data_bytes:
         return Torn(f"the table tells of {table.starts[-1]} bytes, the prelude of {data_bytes}")

@@ -206,7 +206,7 @@ class Server:
                     answer = {"ok": True, **await (self._still(work, writer) if told else work)}
                 except (VaultError, OSError, TimeoutError) as error:
                     answer = {"ok": False, "why": str(error) or type(error).__name__}
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                     answer = {"ok": False, "why": f"the request is not understood: {error!r}"}
                 writer.write(json.dumps({"v": PROTOCOL, **answer}).encode() + b"\n")
                 async with asyncio.timeout(self.options.deadline_s):
@@ -453,7 +453,7 @@ class Server:
                     raise
         except ConnectionResetError:
             pass  # that is how a conversation ends
-        except (OSError, TimeoutError, VaultError, ValueError, KeyError, TypeError) as error:
+        except (OSError, TimeoutError, VaultError, ValueError, KeyError, TypeError, OverflowError) as error:
             self._complaint = f"{error}" or type(error).__name__
 
     def _member_gone(self, _: asyncio.Task[None]) -> None:

@@ -36,7 +36,7 @@ async def promised(channel: Channel, frame: Mapping[str, object], size: int) -> 
     sums = await channel.read(size)
     try:
         stamp, table = layout.parse_header(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise PeerError(f"a shard offered by {channel.peer} has a header that is not understood: {error}") from error
     shape = layout.shape_of(text, table.starts[-1])
     if shape.data_bytes != frame.get("data_bytes") or len(sums) != 4 * shape.blocks:
