@@ -30,6 +30,9 @@ LATER: Final = ("torch.distributed.checkpoint.filesystem", "torch._dynamo")
 # Libraries that start threads as they are imported, which a fork would lose, start none where these are 1.
 FORKING: Final = ("OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
+# By this torch's allocator asks for huge pages, from 2 MB on.
+HUGE_PAGES: Final = "THP_MEM_ALLOC_ENABLE"
+
 
 class BadSpec(ValueError):
     """The agent's spec cannot be used; the sentence says why."""
@@ -132,6 +135,8 @@ def common_env(spec: Spec) -> dict[str, str]:
         "FLASH_ATTENTION_DETERMINISTIC": "1",  # without it flash-attn adds in any order backwards, unseen by torch
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
+        # A fresh process touches gigabytes of new memory until its first step is made: a fault for each 4 kB, or for each 2 MB.
+        HUGE_PAGES: os.environ.get(HUGE_PAGES, "1"),
         "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked
         **_ours(spec),
     }

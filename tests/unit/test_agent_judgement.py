@@ -1,3 +1,5 @@
+import os
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ import pytest
 from elasticrl.agent.ends import said
 from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
-from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
+from elasticrl.agent.spec import HUGE_PAGES, BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
 from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot, Stage
@@ -19,6 +21,7 @@ from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Work
 from elasticrl.contract.settings import Timeouts
 from elasticrl.core.node.suspect import Budgets
 
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
 BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", since=90.0, pid=7)
 
@@ -307,6 +310,29 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
     assert one == eight
     assert one["OMP_NUM_THREADS"] == "1"
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_torch_is_to_ask_for_huge_pages_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(job="j", node="n", program=("x",), log_dir="/tmp")
+    monkeypatch.delenv(HUGE_PAGES, raising=False)
+    assert common_env(spec)[HUGE_PAGES] == "1"
+    assert common_env(replace(spec, env={HUGE_PAGES: "0"}))[HUGE_PAGES] == "0"
+    assert HUGE_PAGES not in common_env(replace(spec, script=True)), "a script runs as under torchrun"
+    monkeypatch.setenv(HUGE_PAGES, "0")
+    assert common_env(spec)[HUGE_PAGES] == environment(spec)[HUGE_PAGES] == "0"
+
+
+@pytest.mark.skipif(
+    not (THP.exists() and re.search(r"\[(always|madvise)\]", THP.read_text())),
+    reason="this kernel gives nobody huge pages who asks for them",
+)
+def test_torch_knows_the_variable_that_asks_for_huge_pages() -> None:
+    program = "import torch; kept = torch.ones(1 << 24); print(open('/proc/self/smaps').read())"
+    env = {**os.environ, HUGE_PAGES: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert sum(int(kb) for kb in re.findall(r"AnonHugePages: +(\d+) kB", done.stdout)) > 16 << 10
 
 
 def test_nodes_that_share_a_machine_are_hosts_of_their_own_to_nccl_and_the_workers_of_a_node_are_not() -> None:
