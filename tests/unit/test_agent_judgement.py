@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,18 @@ def test_a_node_loads_as_long_as_one_of_its_programs_has_not_asked_for_its_rank(
     loads = beating(1, since=50.0, state=Stage.WARM, phase=OUTSIDE)  # whatever it calls what it does
     assert look([beating(phase=MEETING, since=40.0), loads], 14, BUDGETS, 95.0).phase == LOADING
     assert look([beating(phase=MEETING, since=40.0)], 14, BUDGETS, 95.0).phase == MEETING
+
+
+def test_state_is_put_back_as_long_as_it_comes_nearer() -> None:
+    def shows(**more: Any) -> bool:
+        forms = {"state": Stage.JOINING, "phase": MEETING, "since": 90.0, "nearer": 94.5, **more}
+        return look([beating(**forms)], 14, BUDGETS, 95.0).restores
+
+    assert shows()
+    assert not shows(nearer=95.0 - 1.01 * BUDGETS.settings.floor_s), "none came for as long as the shortest budget"
+    assert not shows(since=94.5), "it may be over in a moment"
+    assert not shows(state=Stage.TRAINING)
+    assert not shows(generation=13), "it is that of an earlier plan"
 
 
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
