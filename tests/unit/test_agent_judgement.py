@@ -13,7 +13,7 @@ import pytest
 from elasticrl.agent.ends import said
 from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
-from elasticrl.agent.spec import HUGE_PAGES, BadSpec, Spec, common_env, dump, environment, load
+from elasticrl.agent.spec import HUGE_PAGES, BadSpec, Spec, common_env, dump, environment, gives_back, load
 from elasticrl.agent.warm import lost
 from elasticrl.base.started import last_line
 from elasticrl.contract.beats import Snapshot, Stage
@@ -328,11 +328,21 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
 def test_torch_is_to_ask_for_huge_pages_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec(job="j", node="n", program=("x",), log_dir="/tmp")
     monkeypatch.delenv(HUGE_PAGES, raising=False)
-    assert common_env(spec)[HUGE_PAGES] == "1"
-    assert common_env(replace(spec, env={HUGE_PAGES: "0"}))[HUGE_PAGES] == "0"
+    usual = common_env(spec)[HUGE_PAGES]
+    assert usual == str(int(not gives_back()))
+    assert common_env(replace(spec, env={HUGE_PAGES: "yes"}))[HUGE_PAGES] == "yes"
     assert HUGE_PAGES not in common_env(replace(spec, script=True)), "a script runs as under torchrun"
-    monkeypatch.setenv(HUGE_PAGES, "0")
-    assert common_env(spec)[HUGE_PAGES] == environment(spec)[HUGE_PAGES] == "0"
+    monkeypatch.setenv(HUGE_PAGES, "no")
+    assert common_env(spec)[HUGE_PAGES] == environment(spec)[HUGE_PAGES] == "no"
+
+
+@pytest.mark.parametrize(("said", "gives"), [("9", True), ("4294967295", False), ("", False), (None, False)])
+def test_a_machine_that_gives_free_memory_back_is_known_by_its_kernel(
+    tmp_path: Path, said: str | None, gives: bool
+) -> None:
+    if said is not None:
+        (tmp_path / "order").write_text(f"{said}\n")
+    assert gives_back(tmp_path / "order") is gives
 
 
 @pytest.mark.skipif(
