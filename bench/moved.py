@@ -1,18 +1,62 @@
-"""Which bytes a machine moves, and how fast it could: loopback's and the disks' counters, and the bandwidth of each way.
+"""Which bytes a machine moves, and how fast it could: loopback's and the disks' counters, and the bandwidth of each way. And
+what processors a job's processes have had.
 
 The one idea: the kernel counts, and nobody under test is asked. A thread reads the counters every few milliseconds, so what was
 moved between any two moments can be told afterwards.
 """
 
+import os
 import socket
 import threading
 import time
+import uuid
 from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 LOOK_S = 0.01
 SECTOR = 512
+MARK = "BENCH_JOB"
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Used(NamedTuple):
+    """What processes have had so far. Example: Used(busy_s=8.1, faults=650_000)"""
+
+    busy_s: float  # of processors
+    faults: int  # pages of memory that the kernel had to find for them
+
+
+class Processes:
+    """The processes that come to be in its context, with what they start in turn, whoever adopts them: each inherits a mark."""
+
+    def __init__(self) -> None:
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+
+    def __enter__(self) -> Self:
+        os.environ[MARK] = self._mark.partition("=")[2]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.environ.pop(MARK, None)
+
+    def used(self) -> dict[int, Used]:
+        """By process. Of one that has ended nothing is known any more."""
+        found: dict[int, Used] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    words = (folder / "stat").read_text().rpartition(")")[2].split()
+                    found[int(folder.name)] = Used((int(words[11]) + int(words[12])) * TICK_S, int(words[7]))
+        return found
+
+    def since(self, before: dict[int, Used]) -> Used:
+        """What they have had since then."""
+        each = [(now, before.get(pid, Used(0.0, 0))) for pid, now in self.used().items()]
+        return Used(
+            sum(now.busy_s - was.busy_s for now, was in each), sum(now.faults - was.faults for now, was in each)
+        )
 
 
 class Counters:

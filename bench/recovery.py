@@ -33,7 +33,8 @@ first step  until the step is sealed on all ranks
 With `--params` or `--state` elasticrl alone is measured, with so many more parameters (each with a gradient and Adam's two
 moments), and then with so many numbers of state without gradients, which leave the step short. The faults are then worker,
 node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory,
-by itself. The *floor* is what reform and restore moved, divided by the bandwidth of its way, which the same run measures.
+by itself. Processors and page faults are those of all the job's processes until the next seal. The *floor* is what reform and
+restore moved, divided by the bandwidth of its way, which the same run measures.
 `again` is what comes again: a step is sealed by the next one's vote, so where the fault struck after a vote two steps are made
 until the next seal, else one. Each takes as long as the steps that follow, of as many ranks. The goal is recovery without
 that, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all three workers are on one
@@ -62,7 +63,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.moved import Counters, loopback_bandwidth, memory_bandwidth
+from bench.moved import Counters, Processes, Used, loopback_bandwidth, memory_bandwidth
 from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.errors import Late
 from chaos.live.local import Job, Sealed, parse
@@ -78,6 +79,7 @@ BEGINNING = re.compile(r"(\S+) elasticrl: generation (\d+): rank \d+ of \d+, lan
 LEAVING = re.compile(r"(\S+) elasticrl: left generation (\d+):")
 SIGNS = ("worker.exited", "worker.stalled", "neighbour.suspected")
 LOST = ("failed", "parked", "stalled")  # what `workers.changed` says of workers in trouble
+NONE = Used(0.0, 0)
 STAGES = ("detect", "decide", "unblock", "reform", "restore", "first step")
 
 
@@ -92,6 +94,7 @@ class Cost:
     named: tuple[str, ...] = ()  # nodes that the plan which answered it is about
     again_s: float = 0.0  # what comes again: the steps from what was gone on from until the first seal
     moved: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bytes, by stage and way
+    used: Used = NONE  # by all of the job's processes until the next seal
 
 
 class Elastic:
@@ -124,9 +127,10 @@ class Elastic:
             conf=conf,
             script_args=("--step-ms", str(step_ms), "--faults", "{folder}/fault", *size),
         )
-        self.counters = Counters()
+        self.counters, self.processes = Counters(), Processes()
 
     def __enter__(self) -> Self:
+        self.processes.__enter__()
         self.job.__enter__()
         self.counters.__enter__()
         try:
@@ -140,6 +144,7 @@ class Elastic:
     def __exit__(self, *exc: object) -> None:
         self.counters.__exit__()
         self.job.__exit__(None, None, None)
+        self.processes.__exit__()
         if self.vaults:
             shutil.rmtree(self.vaults, ignore_errors=True)
 
@@ -210,9 +215,11 @@ class Elastic:
         """Do it, wait for a gang of `world` to seal a step, and see what it has cost the others."""
         before = self.job.sealed()
         newest = max((line.step for line in before if line.world == before[-1].world), default=0)
+        had = self.processes.used() if self.sized else {}
         at = time.monotonic()
         act()
         back = self.job.until_steps(world, after=at + 0.02, within_s=PATIENCE_S)
+        used = self.processes.since(had) if self.sized else NONE
         time.sleep(0.3)  # what is looked at next is written by other processes: the steps after, and the daemons' lines
         began = [beginning for beginning in self.beginnings() if beginning.at > at]
         lost = max(0, newest - max((beginning.step for beginning in began), default=0))
@@ -222,8 +229,9 @@ class Elastic:
         stall_s = self.stall(at, back)
         again_s = self.again(world, back, began) if self.sized else 0.0
         return Cost(
-            took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, again_s=again_s, moved=moved
-        )
+            took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, again_s=again_s, moved=moved,
+            used=used,
+        )  # fmt: skip
 
     def again(self, world: int, back: float, began: list["Beginning"]) -> float:
         """How long the new gang takes for the steps that it made until its first seal."""
@@ -531,6 +539,8 @@ def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) 
         "again_s": statistics.median(cost.again_s for cost in costs), "rest_s": rest_s, "stall_s": stall_s,
         "floor_s": floor_s, "goal_s": goal_s, "ratio": counts / floor_s if floor_s else 0.0, "met": counts <= goal_s,
         "lost": sum(cost.lost or 0 for cost in costs), "stages": stages, "moved": moved,
+        "busy_s": statistics.median(cost.used.busy_s for cost in costs),
+        "faults": int(statistics.median(cost.used.faults for cost in costs)),
     }  # fmt: skip
 
 
@@ -540,7 +550,8 @@ def ways(row: Mapping[str, Any]) -> str:
     for name, took in row["stages"].items():
         each = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in row["moved"].get(name, {}).items() if nbytes > 5e5]
         parts.append(f"{name} {1000 * took:.0f} ms" + (f" ({', '.join(each)})" if each else ""))
-    return ", ".join(parts) + (f"; {row['lost']} steps lost" if row["lost"] else "")
+    used = f"; {row['busy_s']:.1f} s of processors, {row['faults']:,} page faults"
+    return ", ".join(parts) + used + (f"; {row['lost']} steps lost" if row["lost"] else "")
 
 
 def counts(text: str) -> list[int]:

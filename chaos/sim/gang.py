@@ -94,6 +94,7 @@ class Gang:
         node.parts_ways = max(0, node.parts_ways - 1)
         self.joined.add(node.name)
         self.counted.add(node.name)
+        node.restores = False
         if len(self.joined) == len(self.seats):
             self._meet()
 
@@ -106,7 +107,22 @@ class Gang:
         version, self.digest, source, whole = self._agree()
         self.version = version
         took = {"vault": 0.1, "start": 0.05, "disk": 0.5 * self.cluster.disk.factor}[source]
+        if self.cluster.shape.restore_s and source != "start":
+            took += self.cluster.shape.restore_s
+            self._restores(self.world.now + took)
         self.world.later(took, self._form, source, whole)
+
+    def _restores(self, until: float) -> None:
+        """State is put back, and comes nearer as long as all move. Agents look at that after the shortest budget."""
+        if self.broken or self.running:
+            return
+        comes = self.world.now < until and not self._hindered()
+        for node in self.seats:
+            if node.restores is not comes:
+                node.restores = comes
+                node.tell()
+        if comes:
+            self.world.later(min(self.cluster.settings.timeouts.floor_s, until - self.world.now), self._restores, until)
 
     def _agree(self) -> tuple[int, str, str, int]:
         """The version to go on from, its digest and source, and the newest that is whole in the members' vaults."""

@@ -87,7 +87,10 @@ class Node:
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.step = 0
         self.phase = ""  # where it is one by which the core tells who is there
-        self.loaded_at = -inf  # when the program has its model
+        self.loaded_at, self.restores = (
+            -inf,
+            False,
+        )  # when the program has its model; state that is put back comes nearer
         self.next_plan: Plan | None = None  # that adds to the gang in which it trains on
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
@@ -585,6 +588,7 @@ class Node:
                 warm=self.warm,
                 step=self.step,
                 phase=self.phase,
+                restores=self.restores and self.work is Work.JOINING,
                 saved=self.saved,
                 manifest=self.manifest,
                 exit=self.exit,

@@ -35,6 +35,7 @@ OLDEST_S: Final = {
     "since": 4.0,  # a lease
     "planned_at": 4.0,  # a rung
     "loaded_at": 4.0,
+    "restored_at": 4.0,
     "parted_at": 4.0,
     "ready_at": 1.0,  # what settling takes
     "excused_at": 2.0,
@@ -106,8 +107,8 @@ TIMES: Final = (
     "stalled_at", "moved_at", "looked_at", "leased", "adopted", "leaving_since", "reported", "lost_since", "vacant_since",
 )  # fmt: skip
 LEAD_TIMES: Final = (
-    "since", "planned_at", "loaded_at", "parted_at", "ready_at", "stalled_at", "failed_at", "excused_at", "done_at", "stop_at",
-    "backend_since",
+    "since", "planned_at", "loaded_at", "restored_at", "parted_at", "ready_at", "stalled_at", "failed_at", "excused_at",
+    "done_at", "stop_at", "backend_since",
 )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
         stall=worst,
         milestone=max(told, key=lambda milestone: milestone.read, default=None),
         phase=LOADING if loads else shown.phase,
+        restores=any(restores(w, generation, budgets.settings.floor_s, now) for w in workers),
         beat_at=round(wall - (now - shown.since), 1) if shown.since else 0.0,
         restore_s=max(w.beat.restore_s for w in workers),
     )
@@ -75,6 +76,18 @@ def state_of(worker: Beating, generation: int) -> Stage:
         return Stage.DONE
     behind = worker.beat.generation < generation or worker.beat.state is Stage.WARM
     return Stage.JOINING if behind else worker.beat.state
+
+
+RESTORES_S = 1.0  # after a plan: until then nobody need know
+
+
+def restores(worker: Beating, generation: int, patience_s: float, now: float) -> bool:
+    """Is state put back into it, since more than a moment, and did some come within `patience_s`?"""
+    beat = worker.beat
+    here = beat.generation >= generation and beat.state is Stage.JOINING
+    if not here or worker.finished or worker.stopped or not beat.nearer:
+        return False
+    return now >= beat.since + RESTORES_S and now < beat.nearer + patience_s
 
 
 def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:

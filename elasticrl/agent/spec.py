@@ -30,6 +30,13 @@ LATER: Final = ("torch.distributed.checkpoint.filesystem", "torch._dynamo")
 # Libraries that start threads as they are imported, which a fork would lose, start none where these are 1.
 FORKING: Final = ("OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
+# By this torch's allocator asks for huge pages, from 2 MB on.
+HUGE_PAGES: Final = "THP_MEM_ALLOC_ENABLE"
+# The size from which a virtual machine gives free memory back to its host, as a power of two of pages; no such small number
+# where it does not.
+LARGEST_ORDER: Final = 64
+REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+
 
 class BadSpec(ValueError):
     """The agent's spec cannot be used; the sentence says why."""
@@ -132,9 +139,21 @@ def common_env(spec: Spec) -> dict[str, str]:
         "FLASH_ATTENTION_DETERMINISTIC": "1",  # without it flash-attn adds in any order backwards, unseen by torch
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
+        # A fresh process touches gigabytes of new memory until its first step is made: a fault for each 4 kB, or for each 2 MB.
+        HUGE_PAGES: os.environ.get(HUGE_PAGES, str(int(not gives_back()))),
         "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked
         **_ours(spec),
     }
+
+
+def gives_back(order: Path = REPORTED) -> bool:
+    """Does this machine give free memory back to a host? Then what is free in pieces of 2 MB is what the host has to find anew:
+    measured on such a machine, huge pages of new memory take five times as long as small ones.
+    """
+    try:
+        return int(order.read_text()) < LARGEST_ORDER
+    except (OSError, ValueError):
+        return False
 
 
 def _as_torchrun(spec: Spec) -> dict[str, str]:

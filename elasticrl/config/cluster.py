@@ -197,7 +197,8 @@ class Recovery(Section):
     """Seconds for the first start of a gang, from plan to training, and in any rung for programs to load. More allows larger
     models."""
     reform_s: Seconds = 10.0
-    """Seconds for rung 1, reform in place. Less falls sooner to a rung that costs more."""
+    """Seconds for rung 1, reform in place. Less falls sooner to a rung that costs more. In any rung, state that is put back and
+    comes nearer has as long as it takes."""
     replace_s: Seconds = 20.0
     """Seconds for rung 2, a fresh process for the sick worker, beside what its program takes to load. Needs more where no spare
     process is warm."""

@@ -27,14 +27,15 @@ from typing import Final
 
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE
 
-MAGIC: Final = b"elbeat05"
-# count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, collective, bytes, phase, op, manifest,
-# and what it has spent in phases: name and seconds, PHASES times
+MAGIC: Final = b"elbeat06"
+# count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, nearer, collective, bytes, phase, op,
+# manifest, and what it has spent in phases: name and seconds, PHASES times
 PHASES: Final = 12  # of a name more nothing is told
-BODY: Final = struct.Struct("<QqqqqIBBxxdddqq32s32s160s" + "20sd" * PHASES)
+BODY: Final = struct.Struct("<QqqqqIBBxxddddqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
 HALF: Final = 704
 SIZE: Final = 2 * HALF + 64
+NEARER_S: Final = 0.2  # state that comes nearer is told of no more often
 FIRST: Final = 64  # where the first copy begins; before it only the magic
 COUNTS: Final = struct.Struct(f"<{FIRST + SUM.size}xQ{HALF - 8}xQ")  # of both copies, each the first field of its body
 
@@ -69,6 +70,7 @@ class Snapshot:
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
     waited_s: float = 0.0  # of that time, what it has waited for others so far
+    nearer: float = 0.0  # when the state that is put back came nearer last; 0: none is put back
     restore_s: float = 0.0  # how long putting its state back took in this generation
     phase: str = LOADING
     collective: int = 0  # number of the newest
@@ -82,7 +84,7 @@ def pack(count: int, beat: Snapshot) -> bytes:
     spent = [*beat.spent[:PHASES], *[("", 0.0)] * PHASES][:PHASES]
     body = BODY.pack(
         count, beat.generation, beat.born, beat.step, beat.saved, beat.pid, beat.state, beat.waiting, beat.since,
-        beat.waited_s, beat.restore_s, beat.collective, beat.bytes,
+        beat.waited_s, beat.restore_s, beat.nearer, beat.collective, beat.bytes,
         short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
         *(part for name, seconds in spent for part in (short(name, 20), seconds)),
     )  # fmt: skip
@@ -95,14 +97,16 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     body = data[SUM.size : SUM.size + BODY.size]
     if zlib.crc32(body) != checksum:
         return None
-    count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, *rest = BODY.unpack(body)
+    count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, nearer, *rest = BODY.unpack(
+        body
+    )
     collective, moved, phase, op, manifest, *spent = rest
     if count == 0:
         return None
     return count, Snapshot(
         generation=generation, born=born, step=step, saved=saved, pid=pid, state=STAGES[state], waiting=bool(waiting),
-        since=since, waited_s=waited_s, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
-        manifest=text(manifest),
+        since=since, waited_s=waited_s, restore_s=restore_s, nearer=nearer, collective=collective, bytes=moved,
+        phase=text(phase), op=text(op), manifest=text(manifest),
         spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name[0]),
     )  # fmt: skip
 
@@ -220,7 +224,8 @@ class Beat:
     def arrived(self) -> None:
         """The collective is through."""
         self._account()
-        self.now = replace(self.now, waiting=self._depth > 0)
+        nearer = time.monotonic() if self.now.nearer else 0.0
+        self.now = replace(self.now, waiting=self._depth > 0, nearer=nearer)
         self._write()
 
     @contextmanager
@@ -242,14 +247,24 @@ class Beat:
         step = max(resume, self.now.step) if self.now.generation else resume
         self.now = replace(
             self.now, generation=generation, born=born, step=step, state=Stage.JOINING, phase=MEETING,
-            since=time.monotonic(), waited_s=0.0, waiting=False, restore_s=0.0,
+            since=time.monotonic(), waited_s=0.0, waiting=False, restore_s=0.0, nearer=0.0,
         )  # fmt: skip
         self._formed, self._left = None, ""
         self._write()
 
     def restoring(self) -> None:
-        """The group is formed: what follows, until `training`, is state being put back."""
+        """The group is formed: what follows, until `training`, is state being put back. As long as that comes nearer, as
+        `nearer` and collectives say, the plan's deadline waits for it: how long it takes depends on how large it is.
+        """
         self._formed = time.monotonic()
+        self.now = replace(self.now, nearer=self._formed)
+        self._write()
+
+    def nearer(self) -> None:
+        """More of the state that is put back is there. Called for each part of it, so mostly it does nothing."""
+        if self.now.nearer and time.monotonic() >= self.now.nearer + NEARER_S:
+            self.now = replace(self.now, nearer=time.monotonic())
+            self._write()
 
     def training(self) -> None:
         """The first collective of this generation went through, and the state is there."""
@@ -261,7 +276,7 @@ class Beat:
         self._spent, self._worked = {}, now  # this generation's
         if self.now.state is Stage.JOINING and self._formed is not None:
             self.now = replace(self.now, restore_s=now - self._formed)
-        self.now = replace(self.now, state=Stage.TRAINING, since=now, waited_s=0.0, waiting=False)
+        self.now = replace(self.now, state=Stage.TRAINING, since=now, waited_s=0.0, waiting=False, nearer=0.0)
 
     def parked(self, generation: int) -> None:
         """Out of the group, state in hand. `generation` is the newest that this worker was told of."""
@@ -275,6 +290,7 @@ class Beat:
             since=time.monotonic(),
             waited_s=0.0,
             waiting=False,
+            nearer=0.0,
         )
         self._write()
 

@@ -395,6 +395,9 @@ class Facts:
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm
     unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone
+    restores: bool = (
+        False  # state is put back into them, for a while now, and comes nearer: its size decides how long it takes
+    )
     restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
 
     def into(self, kind: Callable[..., T], **more: object) -> T:

@@ -76,7 +76,7 @@ class Generation:
     def __init__(self, worker: Worker, place: Place, deal: Deal, *, parts_per_lane: int, parted: bool) -> None:
         self.worker, self.place, self.deal = worker, place, deal
         self.parts_per_lane = parts_per_lane
-        self.flag = Interrupt(self._waits, worker.meter)
+        self.flag = Interrupt(self._waits, worker.meter, worker.beat.nearer)
         self.cut: GangError | None = None  # why it ends
         self.fills = False  # a model is built whose weights are overwritten at once
         self.trains = False  # a plan that only adds to its gang need not end that at once

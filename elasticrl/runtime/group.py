@@ -182,6 +182,7 @@ class Wait(dist.Work):
                 if self._over:
                     self._land()
                     self._land = lambda: None
+                    self._flag.on_done()
                 return self._over
             if not late:
                 late = True
@@ -453,6 +454,7 @@ class StreamGroup(ElasticGroup):
         self._flag.check(doing)
         if told:
             self._flag.on_wait(None)
+        self._flag.on_done()
         self._flag.meter.waited(self._op, time.perf_counter() - begun)
 
     def _on_host(self) -> ElasticGroup:

@@ -41,11 +41,15 @@ class Broken(GangError):
 class Interrupt:
     """The flag. Any thread may set it; it stays set, since a generation is left only once."""
 
-    def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None, meter: Meter | None = None) -> None:
+    def __init__(
+        self, on_wait: Callable[[str | None], None] = lambda _doing: None, meter: Meter | None = None,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.meter = meter or Meter()  # of the collectives that this flag may end
         self.reason: str | None = None
         # Told what is waited for once it takes long, and None when it came; by the waiting thread.
         self.on_wait = on_wait
+        self.on_done = on_done  # told of each collective that has come, by the thread that waited
 
     def set(self, reason: str) -> None:
         """The first reason stands."""

@@ -50,6 +50,9 @@ def restore(
         here = spread(generation, given, agreed)
         mark("spread")
         given.capture(progress, keeper.ledger)
+        if agreed.remembered:  # the parameters come over the gang beside what comes from the vaults
+            for role in given.roles.values():
+                role.live.show_ahead()
         try:
             _Fill(generation, keeper, given, progress, agreed).all_but(here)
             break
@@ -150,7 +153,9 @@ class _Fill:
                 choose=choose,
                 timeout_s=self.worker.context.tree.vault.timeout_s,
                 check=lambda: self.generation.flag.check("getting shards"),
+                nearer=self.worker.beat.nearer,
             ) as source:
+                source.nearer = self.worker.beat.nearer
                 self.worker.timeline.mark("gather")
                 given.parts.restore(source, allow=() if agreed.remembered else self.allow, but={*here, "ledger"})
                 values, self.worker.timeline.read = source.values, source.read
@@ -158,6 +163,7 @@ class _Fill:
             return values
         if agreed.checkpoint is not None:
             with self._opened(agreed.checkpoint, models) as source:
+                source.nearer = self.worker.beat.nearer
                 given.parts.restore(source, allow=self.allow, but={"ledger"})
                 return source.values
         if resume:

@@ -1,17 +1,20 @@
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticrl.agent.ends import said
 from elasticrl.agent.exits import RECENT_S, Memory, Traces, exception_of, judge, killed_in, raised_of
 from elasticrl.agent.gather import Beating, Usual, look, stall_of
-from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
+from elasticrl.agent.spec import HUGE_PAGES, BadSpec, Spec, common_env, dump, environment, gives_back, load
 from elasticrl.agent.warm import lost
 from elasticrl.agent.worker import confess
 from elasticrl.base.started import last_line
@@ -21,6 +24,7 @@ from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Work
 from elasticrl.contract.settings import Timeouts
 from elasticrl.core.node.suspect import Budgets
 
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
 BEAT = Snapshot(generation=14, step=100, state=Stage.TRAINING, phase="update", since=90.0, pid=7)
 
@@ -249,6 +253,18 @@ def test_a_node_loads_as_long_as_one_of_its_programs_has_not_asked_for_its_rank(
     assert look([beating(phase=MEETING, since=40.0)], 14, BUDGETS, 95.0).phase == MEETING
 
 
+def test_state_is_put_back_as_long_as_it_comes_nearer() -> None:
+    def shows(**more: Any) -> bool:
+        forms = {"state": Stage.JOINING, "phase": MEETING, "since": 90.0, "nearer": 94.5, **more}
+        return look([beating(**forms)], 14, BUDGETS, 95.0).restores
+
+    assert shows()
+    assert not shows(nearer=95.0 - 1.01 * BUDGETS.settings.floor_s), "none came for as long as the shortest budget"
+    assert not shows(since=94.5), "it may be over in a moment"
+    assert not shows(state=Stage.TRAINING)
+    assert not shows(generation=13), "it is that of an earlier plan"
+
+
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
     victims = [beating(0, since=1.0, waiting=True), beating(1, since=60.0, waiting=True)]
     first = look(victims, 14, BUDGETS, 95.0).stall
@@ -371,6 +387,39 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
     assert one == eight
     assert one["OMP_NUM_THREADS"] == "1"
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_torch_is_to_ask_for_huge_pages_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(job="j", node="n", program=("x",), log_dir="/tmp")
+    monkeypatch.delenv(HUGE_PAGES, raising=False)
+    usual = common_env(spec)[HUGE_PAGES]
+    assert usual == str(int(not gives_back()))
+    assert common_env(replace(spec, env={HUGE_PAGES: "yes"}))[HUGE_PAGES] == "yes"
+    assert HUGE_PAGES not in common_env(replace(spec, script=True)), "a script runs as under torchrun"
+    monkeypatch.setenv(HUGE_PAGES, "no")
+    assert common_env(spec)[HUGE_PAGES] == environment(spec)[HUGE_PAGES] == "no"
+
+
+@pytest.mark.parametrize(("said", "gives"), [("9", True), ("4294967295", False), ("", False), (None, False)])
+def test_a_machine_that_gives_free_memory_back_is_known_by_its_kernel(
+    tmp_path: Path, said: str | None, gives: bool
+) -> None:
+    if said is not None:
+        (tmp_path / "order").write_text(f"{said}\n")
+    assert gives_back(tmp_path / "order") is gives
+
+
+@pytest.mark.skipif(
+    not (THP.exists() and re.search(r"\[(always|madvise)\]", THP.read_text())),
+    reason="this kernel gives nobody huge pages who asks for them",
+)
+def test_torch_knows_the_variable_that_asks_for_huge_pages() -> None:
+    program = "import torch; kept = torch.ones(1 << 24); print(open('/proc/self/smaps').read())"
+    env = {**os.environ, HUGE_PAGES: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert sum(int(kb) for kb in re.findall(r"AnonHugePages: +(\d+) kB", done.stdout)) > 16 << 10
 
 
 def test_nodes_that_share_a_machine_are_hosts_of_their_own_to_nccl_and_the_workers_of_a_node_are_not() -> None:

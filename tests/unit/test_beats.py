@@ -9,7 +9,7 @@ import pytest
 
 from chaos.patience import patience
 from elasticrl.base.process import life
-from elasticrl.contract.beats import FIRST, HALF, Beat, Page, Snapshot, Stage, pack, unpack
+from elasticrl.contract.beats import FIRST, HALF, NEARER_S, Beat, Page, Snapshot, Stage, pack, unpack
 from elasticrl.contract.model import OUTSIDE
 
 
@@ -83,6 +83,30 @@ def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_com
         assert not waits()
     beat.phase("update")
     assert not waits()
+
+
+def test_state_that_is_put_back_comes_nearer_with_each_part_and_collective_until_the_worker_trains() -> None:
+    beat = Beat()
+    assert beat.now.nearer == 0.0
+    beat.joining(2, 2, 0)
+    beat.nearer()
+    assert beat.now.nearer == 0.0, "the group is not formed yet"
+    beat.restoring()
+    begun = beat.now.nearer
+    assert begun > 0.0
+    beat.nearer()
+    assert beat.now.nearer == begun, "what was told just now is not told again"
+    time.sleep(1.1 * NEARER_S)
+    beat.nearer()
+    part = beat.now.nearer
+    assert part > begun
+    beat.collective(1, "all_to_all")
+    assert beat.now.nearer == part
+    beat.arrived()
+    assert beat.now.nearer > part
+    beat.training()
+    beat.arrived()
+    assert beat.now.nearer == 0.0
 
 
 def test_who_is_through_with_a_wait_outside_is_at_work_again_whatever_follows(tmp_path: Path) -> None:

@@ -204,6 +204,28 @@ def test_a_program_that_loads_has_as_long_as_at_a_first_start():
     assert proposed(life).phase is Phase.PROBE, "and then the gang does not form"
 
 
+def test_state_that_comes_nearer_has_as_long_as_it_takes_and_no_longer():
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01")
+    life.leased(4.0)
+    life.seen(4.1, "plan 2", plan=plan(2, "n00", "n01", rung=Rung.REFORM), plan_revision=20)
+    forms = {"work": Work.JOINING, "generation": 2, "born": 1, "phase": MEETING}
+    life.at(4.2, Workers(now=0, warm=True, step=8, **forms))
+    life.told(4.3, life.view.own, record("n01", **forms))
+    life.told(6.0, life.view.own, record("n01", restores=True, **forms))
+    until(life, 4.1 + 3 * SETTINGS.recovery.start_s)
+    assert proposed(life) is None, "a state of any size comes back"
+    silent = life.now
+    life.told(silent, record("n01", **forms))
+    until(life, silent + SETTINGS.recovery.reform_s - 2.0)
+    assert proposed(life) is None
+    until(life, silent + SETTINGS.recovery.reform_s + 2.0)
+    assert proposed(life).phase is Phase.PROBE, "no more of it comes"
+
+
 def grown(life):
     """All have parted, and train in the new gang."""
     life.at(5.0, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=9, phase="update"))

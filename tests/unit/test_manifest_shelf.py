@@ -274,6 +274,18 @@ def test_pruning_never_removes_the_newest_good_one(where: Place, tmp_path: Path)
     assert found.manifest.version.step == 20
 
 
+def test_pruning_reads_nothing_of_a_checkpoint_that_was_just_written_but_how_long_its_files_are(tmp_path: Path):
+    where = Local(tmp_path / "ck")
+    names = [save(where, step) for step in (10, 20, 30)]
+    newest = tmp_path / "ck" / names[2] / "data-0000.distcp"
+    newest.write_bytes(bytes(len(newest.read_bytes())))
+    assert names[1] not in prune(where, keep_last=1), "it is read, and not good"
+    assert names[1] in prune(where, keep_last=1, fresh=names[2])
+    names.append(save(where, 40))
+    (tmp_path / "ck" / names[3] / "data-0000.distcp").write_bytes(b"")
+    assert names[2] not in prune(where, keep_last=1, fresh=names[3]), "it is not as long as it was"
+
+
 def test_pruning_removes_nothing_when_nothing_is_good(where: Place, tmp_path: Path):
     for step in (10, 20):
         hurt(where, tmp_path / "ck" / save(where, step) / "data-0000.distcp")

@@ -168,6 +168,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         generation=scene.view.generation,
         planned_at=now if new_plan or deaf else lead.planned_at,
         loaded_at=now if scene.loading else -inf if new_plan else lead.loaded_at,
+        restored_at=now if scene.restoring else -inf if new_plan else lead.restored_at,
         grown=scene.view.generation if scene.grown else lead.grown,
         parted_at=-inf if new_plan or not parted else now if lead.parted_at == -inf else lead.parted_at,
         there=None if new_plan or scene.on_their_way else scene.newest if lead.there is None else lead.there,

@@ -418,6 +418,11 @@ class Scene:
         return any(record.phase == LOADING for record in self.doing[Work.JOINING])
 
     @cached_property
+    def restoring(self) -> bool:
+        """Is state put back into somebody's workers, in this generation, and does it come nearer?"""
+        return any(record.restores for record in self.doing[Work.JOINING])
+
+    @cached_property
     def grown(self) -> bool:
         """Is there nobody whom the plan adds to a gang, or have all of those been there? Who trains in the present gang has
         been through a collective with everybody; that stays true whoever is lost afterwards.
@@ -665,8 +670,12 @@ class Scene:
 
     @cached_property
     def deadline(self) -> float:
-        """When the present rung has had its time, once its programs have loaded: that may take as long as at a first start. A
-        gang that was to grow begins to form when it has parted.
+        """When the present rung has had its time, once its programs have loaded, which may take as long as at a first start,
+        and no more state comes nearer, which takes as long as its size says. A gang that was to grow begins to form when it
+        has parted.
+
+        Found by reading: a state that took longer to copy than `recovery.reform` cost a healthy gang a probe, then all its
+        processes, and then the same again.
         """
         recovery = self.settings.recovery
         limit = {
@@ -679,7 +688,9 @@ class Scene:
         rung_s = limit[self.plan.rung if self.plan else Rung.START]
         if self.loading:
             return self.lead.planned_at + max(rung_s, recovery.start_s)
-        return max(self.lead.planned_at, self.lead.loaded_at, self.lead.parted_at) + rung_s
+        begun = max(self.lead.planned_at, self.lead.loaded_at, self.lead.parted_at)
+        restored_at = self.now if self.restoring else self.lead.restored_at
+        return max(begun, restored_at) + rung_s
 
     @property
     def stop_due(self) -> float:

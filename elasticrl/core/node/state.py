@@ -52,6 +52,7 @@ class Lead:
     generation: int = 0  # that `planned_at` speaks of
     planned_at: float = -inf  # when it was first seen here
     loaded_at: float = -inf  # when a program of its workers was last seen to load
+    restored_at: float = -inf  # when state was last seen to be put back into its workers
     grown: int = 0  # the newest generation of which it is known that all have been there whom its plan added
     parted_at: float = -inf  # when a gang that was to grow was first seen to have parted, with all there
     there: int | None = None  # the newest step when those whom it adds to a gang had all come

@@ -133,6 +133,9 @@ class Place(Protocol):
     def read(self, name: str, file: str) -> bytes:
         """A small file of a published checkpoint."""
 
+    def size(self, name: str, file: str) -> int | None:
+        """How long a file is, of which nothing is read; None: nobody says. FileNotFoundError if it is not there."""
+
     def digest(self, name: str, file: str) -> tuple[int, str]:
         """Size and SHA-256 of a file as it can be read now."""
 
@@ -235,6 +238,11 @@ class Local:
         with open_regular(self.root / name / file) as raw:
             found = hashlib.file_digest(raw, "sha256").hexdigest()
             return raw.tell(), found
+
+    def size(self, name: str, file: str) -> int | None:
+        """How long a file is, of which nothing is read. FileNotFoundError."""
+        with open_regular(self.root / name / file) as raw:
+            return os.fstat(raw.fileno()).st_size
 
     def buffer(self, name: str, file: str) -> Any:
         """A large file, mapped; writable in memory only, because tensors want that."""

@@ -133,17 +133,16 @@ def verify(place: Place, name: str) -> tuple[Problem, ...]:
         return _verified(place, name, partial(_hashed, place, name))
 
 
-def looked_at(place: Place, name: str) -> tuple[Problem, ...]:
+def looked_at(place: Place, name: str, *, fresh: bool = False) -> tuple[Problem, ...]:
     """The same, without reading what is far: at a URL it is enough that a file is there, and as long as it was. Who reads of it
-    checks what it reads, block by block.
+    checks what it reads, block by block. So it is for one that is `fresh`: those who wrote it have hashed it as they did.
     """
-    if not isinstance(place, Url):
+    if not (fresh or isinstance(place, Url)):
         return verify(place, name)
     with explained(f"Looking at {name}", place, UNREAD):
-        try:
-            sizes = place.sizes(name)
-        except FileNotFoundError:
-            sizes = {}
+        sizes: dict[str, int | None] = {}
+        with suppress(FileNotFoundError):
+            sizes = place.sizes(name) if isinstance(place, Url) else sizes
         return _verified(place, name, partial(_as_long, place, name, sizes))
 
 
@@ -163,7 +162,7 @@ def _verified(place: Place, name: str, look: Callable[[FileEntry], Amiss | None]
     return tuple(problems)
 
 
-def _as_long(place: Url, name: str, sizes: Mapping[str, int | None], file: FileEntry) -> Amiss | None:
+def _as_long(place: Place, name: str, sizes: Mapping[str, int | None], file: FileEntry) -> Amiss | None:
     """What is wrong with a file of which only the size is known; None if nothing is. A listing may be old or know no sizes, so
     against it the store's word on the file itself counts; a file of which nobody knows the size is there.
     """
@@ -202,10 +201,16 @@ def _hashed(place: Place, name: str, file: FileEntry) -> Amiss | None:
 
 
 def newest_good(
-    place: Place, *, commit: str | None = None, uncommitted: bool = False, damaged: Mapping[str, str] = NONE
+    place: Place,
+    *,
+    commit: str | None = None,
+    uncommitted: bool = False,
+    damaged: Mapping[str, str] = NONE,
+    fresh: str | None = None,
 ) -> Found | None:
     """The newest checkpoint whose every byte is what was written. None if there is none. At a URL no data is read: there the
-    one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block.
+    one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block. Nor is it of
+    the one that is `fresh`.
 
     CheckpointStorage if the place is away: then nothing is known of any. CheckpointRefused if it is of another version's
     format: no older one is taken in its place.
@@ -222,7 +227,7 @@ def newest_good(
             raise CheckpointRefused(f"This version cannot go on from what is at {place}: {entry.problem}")
         sentence = entry.problem or damaged.get(entry.name, "")
         if not sentence:
-            problems = looked_at(place, entry.name)
+            problems = looked_at(place, entry.name, fresh=entry.name == fresh)
             if not problems:
                 assert entry.manifest is not None
                 return Found(manifest=entry.manifest, passed_over=tuple(passed_over))
@@ -353,6 +358,7 @@ def prunable(
     generation: int | None = None,
     commit: str | None = None,
     idle_s: float | None = None,
+    fresh: str | None = None,
 ) -> tuple[str, ...]:
     """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
     unfinished. `generation`: the job's present one. Who does not know it goes by the newest commit's, which may be another
@@ -360,12 +366,13 @@ def prunable(
     into for so long.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. At a URL sizes have
-    to do, as it would travel whole after each commit. CheckpointCorrupt if nothing is good: every byte may then be needed for a
-    rescue.
+    to do, as it would travel whole after each commit. So they have for the one that was just written (`fresh`): what was
+    written a moment ago is read from the cache, which says nothing of the disk. CheckpointCorrupt if nothing is good: every
+    byte may then be needed for a rescue.
     """
     with explained("Looking through checkpoints", place):
         entries = listing(place)
-        found = newest_good(place, commit=commit)
+        found = newest_good(place, commit=commit, fresh=fresh)
         good = found.manifest.name if found else None
         gone = list(
             doomed(entries, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, good=good, commit=commit)
@@ -415,13 +422,14 @@ def clear(place: Place, names: Iterable[str]) -> None:
 
 def prune(
     place: Place, *, keep_last: int, keep_every: int = 0, keep_best: bool = False, generation: int | None = None,
-    commit: str | None = None,
+    commit: str | None = None, fresh: str | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Remove what is `prunable`, and nothing where no checkpoint is good; the names that went."""
     try:
         gone = prunable(
-            place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, generation=generation, commit=commit
-        )
+            place, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, generation=generation, commit=commit,
+            fresh=fresh,
+        )  # fmt: skip
     except (CheckpointCorrupt, CheckpointRefused):
         return ()
     clear(place, gone)

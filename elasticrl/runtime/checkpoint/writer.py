@@ -179,11 +179,12 @@ def serve(fd: int, orphan_s: float) -> None:
         os.nice(10)  # a checkpoint is never urgent
     torch.set_num_threads(1)
     with socket.socket(fileno=fd) as sock:
-        inbox = Inbox(sock)
+        inbox, published = Inbox(sock), ""
         while (asked := inbox.next()) is not None:
             request = asked.body
             if request["op"] == "save":
                 answer = save(request, asked.fds[0], asked.fds[1:], Hope(inbox, request, orphan_s))
+                published = answer.get("manifest", published)
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             elif request["op"] == "lost":
@@ -200,4 +201,5 @@ def serve(fd: int, orphan_s: float) -> None:
                         keep_best=request["keep_best"],
                         generation=request["generation"],
                         commit=request["commit"],
+                        fresh=published,
                     )

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +22,14 @@ import torch
 from elasticrl.base.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.channel import STILL
-from elasticrl.runtime.vault.control import Control
+from elasticrl.runtime.vault.control import TURN_S, Control
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
 from elasticrl.runtime.vault.registered import Cudart, Registered
 from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
-from elasticrl.runtime.vault.source import Source, shard_of, views
+from elasticrl.runtime.vault.source import Shard, Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Made, Version
 
 _T = TypeVar("_T")
@@ -347,11 +347,13 @@ class Vault:
         *,
         timeout_s: float = 60.0,
         check: Callable[[], None] = lambda: None,
+        nearer: Callable[[], None] = lambda: None,
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
         A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as
-        it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere.
+        it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `nearer` is
+        called now and then, by the thread that asked.
         `choose` is shown the outline (all pieces and values, the data of remote ones not yet there) and says which pieces it
         will read; None reads everything.
         """
@@ -370,7 +372,7 @@ class Vault:
                 pins.enter_context(part.shard)  # at once: another one may not be had
                 return part
 
-            parts = self._each(outline, seen)
+            parts = self._each(outline, seen, nearer)
             wanted: Sequence[Piece] | None = None
             if choose is not None:
                 outlines = [
@@ -378,16 +380,22 @@ class Vault:
                     for (layer, _, _), part in zip(seen, parts, strict=True)
                 ]
                 wanted = choose(Source(outlines, name=name))
-            shards = []
-            for (layer, number, look), part in zip(seen, parts, strict=True):
-                obtain = partial(self._obtain, look, number, part, wanted)
+
+            def whole_of(of: tuple[tuple[Whole, int, Callable[..., _Part]], _Part], control: Control) -> Shard:
+                (layer, number, look), part = of
+                obtain = partial(self._obtain, partial(look, control=control), number, part, wanted)
                 shard = pins.enter_context(self._nearest(layer, number, obtain, check=check, answered=part.node))
-                shards.append(shard_of(shard, under=layer is not whole))
+                return shard_of(shard, under=layer is not whole)
+
+            shards = self._each(whole_of, list(zip(seen, parts, strict=True)), nearer)
             return Source(shards, name=name, pins=pins.pop_all())
 
-    def _each(self, get: Callable[[_Of, Control], _T], of: Sequence[_Of]) -> list[_T]:
+    def _each(
+        self, get: Callable[[_Of, Control], _T], of: Sequence[_Of], nearer: Callable[[], None] = lambda: None
+    ) -> list[_T]:
         """What `get` brings of each, some at once, each over a connection of its own: a question takes as long as another
-        node takes to answer. The nodes begin at different ones, and do not all ask one vault at a time.
+        node takes to answer, and a shard as long as another node takes to send it. The nodes begin at different ones, and do
+        not all ask one vault at a time. `nearer` is called meanwhile.
         """
         free: queue.SimpleQueue[Control] = queue.SimpleQueue()
 
@@ -406,6 +414,10 @@ class Vault:
             over.callback(pool.shutdown, cancel_futures=True)  # waits for those under way, which have deadlines
             first = zlib.crc32(self.node.encode()) % len(of)
             turned = {at: pool.submit(run, of[at]) for at in (*range(first, len(of)), *range(first))}
+            while (ends := wait(turned.values(), TURN_S, FIRST_EXCEPTION)).not_done:
+                if any(future.exception() for future in ends.done):
+                    break
+                nearer()
             return [turned[at].result() for at in range(len(of))]
 
     def _local(self, whole: Whole) -> Iterator[tuple[int, Pinned]]:
@@ -457,7 +469,8 @@ class Vault:
                 part.shard.close()  # an outline has served its purpose
                 part = look(number, blocks, node)
             pins.enter_context(part.shard)
-            if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
+            # What came from another node was checked as it came, into a file that is ours alone.
+            if part.blocks is None and (bad := layout.damage(part.shard.memory, part.shard.sealed, blocks)):
                 raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
             pins.pop_all()
             return part.shard

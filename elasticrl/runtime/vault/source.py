@@ -5,7 +5,7 @@ disk). `fill` intersects boxes; neither side needs to know the other's world siz
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -92,6 +92,7 @@ class Source:
         self.pieces = tuple(piece for shard in shards for piece in shard.pieces)
         self._tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
         self.read = 0  # bytes so far
+        self.nearer: Callable[[], None] = lambda: None  # called as each part was filled
         self.values = merge((shard.origin, shard.values) for shard in shards)
         names = {piece.name for piece in self.pieces}
         # What was kept before names were bare has wrappers' words in it, and is read all the same.
@@ -144,6 +145,7 @@ class Source:
                 part = self._tensors[read.source][within(read.box, self.pieces[read.source])]
                 tensor[within(read.box, piece)].copy_(part)
                 nbytes += part.numel() * part.element_size()
+                self.nearer()
         self.read += nbytes
         return nbytes
 
