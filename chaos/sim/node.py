@@ -247,6 +247,8 @@ class Node:
         except AssertionError as error:
             self.world.note(Bug(at=self.world.now, node=self.name, error=f"{error}"))
             return
+        if self.world.overseer is not None:
+            self.world.overseer(self, event, decision)
         before, self.state = self.state, decision.state
         self.cluster.steps += 1
         if before.view.plan is not self.state.view.plan:

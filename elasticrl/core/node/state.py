@@ -139,6 +139,7 @@ class State:
         default_factory=dict
     )  # decided, and not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
+    calm_until: float = field(default=-inf, compare=False)  # until when only its record and its lease can want anything
 
     def patient_until(self, stall: Stall) -> float:
         """Until when a worker that stands still outside of collectives may only be on its way to the next.
