@@ -11,6 +11,7 @@ from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Answer, proven
+from elasticrl.core.lead.rows import Rows
 from elasticrl.core.node.dossier import Filed
 
 
@@ -80,6 +81,7 @@ class Lead:
     formed: int = 0  # the newest generation of which a member was seen to train
     facts: Filed = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
+    rows: Rows | None = field(default=None, compare=False)  # what the seats' nodes said, as it was read last
     finding: Finding | None = None
     passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
     marks: tuple[tuple[float, int], ...] = ()  # of the present gang: when it was looked at, its foremost rank's step

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import lru_cache, partial
 from math import inf
+from operator import attrgetter
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.model import UNTOLD, Member, Phase, Plan, Record, Stall, View, Work
 from elasticrl.contract.pairs import turns
 from elasticrl.contract.partition import Pair
 from elasticrl.contract.settings import Membership, Timeouts
+
+_suspects, _work = attrgetter("suspects"), attrgetter("work")
 
 
 def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
@@ -222,7 +225,7 @@ def conviction(view: View, reach: int) -> Conviction:
             if str(Member(node=node, incarnation=life)) in record.suspects and not reborn(node):
                 yield node
 
-    accusers = [record for record in records.values() if record.suspects]  # of thousands, few
+    accusers = list(filter(_suspects, records.values()))  # of thousands, few
     return convict(((r.member.node, other) for r in accusers for other in accused(r)), watchers)
 
 
@@ -472,4 +475,7 @@ def somebody_left(view: View) -> bool:
     plan = view.plan
     if plan is None or plan.phase is not Phase.TRAIN:
         return False
-    return any(r.work is Work.PARKED and r.generation == plan.generation for r in (view.records or {}).values())
+    records = (view.records or {}).values()
+    if Work.PARKED not in map(_work, records):  # as mostly
+        return False
+    return any(r.work is Work.PARKED and r.generation == plan.generation for r in records)
