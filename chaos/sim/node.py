@@ -294,7 +294,10 @@ class Node:
         assert self.state is not None
         plan = self.state.view.plan
         ring = watched(plan, self.state.me, self.cluster.settings.membership.neighbours)
-        self.detector = self.detector.watch(lives(plan, ring), self.clock.now())
+        known = lives(plan, ring)
+        if self.cluster.beats.stands(self.name, ring) and known == {n: heard.life for n, heard in self.detector.peers.items()}:
+            return  # of thousands of nodes few have other neighbours after a plan
+        self.detector = self.detector.watch(known, self.clock.now())
         self.cluster.beats.ring(self.name, ring)
 
     # ---- actions

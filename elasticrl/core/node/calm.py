@@ -12,16 +12,16 @@ from typing import Final
 
 from elasticrl.contract.events import Action, Event, KeepAlive, Leased, Publish, Seen, Tick, Workers
 from elasticrl.contract.model import LOADING, Phase, View, Work
-from elasticrl.core.node.follow import TOGETHER_S, alive, lease_held, report_every
+from elasticrl.core.node.follow import TOGETHER_S, alive, lease_held, marks, plan_of, report_every
 from elasticrl.core.node.state import Decision, State
 
 # What may differ where nothing has changed. The revisions come first: they are compared fast, and mostly tell.
-_shown: Final = attrgetter(
-    *(name for name in sorted((f.name for f in fields(View)), key=lambda n: not n.endswith("revision")) if name not in ("own", "revision"))
-)  # fmt: skip
-_told: Final = attrgetter(
-    *(f.name for f in fields(Workers) if f.name not in ("now", "step", "beat_at", "pace", "lap", "milestone"))
-)
+_names = sorted((field.name for field in fields(View)), key=lambda name: not name.endswith("revision"))
+_shown: Final = attrgetter(*(name for name in _names if name not in ("own", "revision", "commit", "commit_revision")))
+_LATER: Final = ("now", "step", "phase", "beat_at", "pace", "lap", "milestone")  # of these the store is told now and then
+_told: Final = attrgetter(*(field.name for field in fields(Workers) if field.name not in _LATER))
+
+RENEW: Final = KeepAlive()
 
 
 def calm(state: State, event: Event) -> Decision | None:
@@ -48,42 +48,46 @@ def calm(state: State, event: Event) -> Decision | None:
     own, workers = after.view.own, after.workers
     report_at = inf
     if (own.step, own.phase) != (workers.step, workers.phase):
-        if own.phase != workers.phase and LOADING in (own.phase, workers.phase):
-            return None  # told once it takes a while
+        phases = {own.phase, workers.phase}
+        if len(phases) > 1 and (LOADING in phases or marks(after, plan_of(after), phases, now)):
+            return None  # of these others are told at once, or once it takes a while
         report_at = state.reported + report_every(state)
     return _waiting(after, now, min(state.calm_until, report_at))
 
 
 def _waiting(state: State, now: float, wake_at: float) -> Decision | None:
-    """Nothing to do now, unless the lease wants renewing, or something that was asked for has not shown."""
+    """Nothing to do now but to renew the lease in time, unless something that was asked for has not shown."""
     keepalive_s = state.settings.membership.keepalive_s
     keepalive_at = state.leased + keepalive_s - min(TOGETHER_S, keepalive_s / 4)
-    sent = state.sent
+    sent, actions = state.sent, ()
     if now < keepalive_at:
         wake_at = min(wake_at, keepalive_at)
         if KeepAlive.__name__ in sent:
             sent = _without(sent, KeepAlive.__name__)
             state = state.but(sent=sent)
     elif KeepAlive.__name__ not in sent:
-        return None
+        state = state.but(sent={**sent, KeepAlive.__name__: (RENEW, now)})
+        actions, wake_at = (RENEW,), min(wake_at, now + state.settings.retry_s)
     for _, at in sent.values():
         again_at = at + state.settings.retry_s
         if now >= again_at:
             return None
         wake_at = min(wake_at, again_at)
-    return Decision(state=state, actions=(), wake_at=wake_at)
+    return Decision(state=state, actions=actions, wake_at=wake_at)
 
 
 def _came_true(state: State, view: View) -> State | None:
-    """The store shows this node's own record as it was written last, and nothing else is new."""
-    last, own = state.sent.get(Publish.__name__), view.own
-    if last is None or own is None or view.revision < state.view.revision or view.records is not None:
+    """The store shows this node's own record as it was written last, and what else is new is a commit at most."""
+    last, own, before = state.sent.get(Publish.__name__), view.own, state.view
+    if own is None or view.revision < before.revision or view.records is not None or view.committed < before.committed:
         return None
     if (own.born and own.generation > state.joined) or view.drain == state.me or state.met is None:
         return None
-    if _shown(view) != _shown(state.view) or not isinstance(last[0], Publish) or own != last[0].record:
+    if view.commit_revision != before.commit_revision and (state.workers is None or state.workers.saved):
         return None
-    return state.but(view=view, sent=_without(state.sent, Publish.__name__))
+    if _shown(view) != _shown(before) or own != (last[0].record if last and isinstance(last[0], Publish) else before.own):
+        return None
+    return state.but(view=view, sent=_without(state.sent, Publish.__name__) if last else state.sent)
 
 
 def _further(state: State, event: Workers) -> State | None:
