@@ -46,6 +46,8 @@ SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
 STEP_BYTES = 5_000_000  # that each rank sends in a step
 SHARE_OF_OWN = 0.4  # of a step, in which a worker waits for nobody
+COUNTED = (orders.Launch, orders.Reform, orders.Park, events.Probe)
+ORDERED = (orders.Launch, orders.Reform, orders.Park, orders.Halt, orders.Kill)
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
@@ -295,7 +297,9 @@ class Node:
         plan = self.state.view.plan
         ring = watched(plan, self.state.me, self.cluster.settings.membership.neighbours)
         known = lives(plan, ring)
-        if self.cluster.beats.stands(self.name, ring) and known == {n: heard.life for n, heard in self.detector.peers.items()}:
+        if self.cluster.beats.stands(self.name, ring) and known == {
+            n: heard.life for n, heard in self.detector.peers.items()
+        }:
             return  # of thousands of nodes few have other neighbours after a plan
         self.detector = self.detector.watch(known, self.clock.now())
         self.cluster.beats.ring(self.name, ring)
@@ -304,7 +308,7 @@ class Node:
 
     def perform(self, action: Action) -> None:
         """What the core decided."""
-        if isinstance(action, orders.Launch | orders.Reform | orders.Park | events.Probe):
+        if isinstance(action, COUNTED):
             self._count(action)
         match action:
             case events.Say():
@@ -319,7 +323,7 @@ class Node:
                     self.life,
                     lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
-            case orders.Launch() | orders.Reform() | orders.Park() | orders.Halt() | orders.Kill():
+            case _ if isinstance(action, ORDERED):
                 self.world.later(
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
@@ -550,8 +554,6 @@ class Node:
 
     def measured(self, generation: int, took_s: float) -> None:
         """A step is made: how long its own work took, and all of it."""
-        if not self.cluster.shape.deep:
-            return
         own_s = SHARE_OF_OWN * self.cluster.step_s * self.slow * (1 + 0.02 * self.world.chance("pace").random())
         self.pace = tuple(Pace(slot=slot, phase="rollout", seconds=own_s) for slot in range(self.slots))
         self.lap = Lap(generation=generation, seconds=took_s, bytes=STEP_BYTES)

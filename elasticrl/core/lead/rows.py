@@ -1,13 +1,14 @@
 """What the seats' nodes say, one row for each seat, brought up to date by the few records that changed since the last look.
 
 The one idea: of thousands of records a look finds some dozens new. All passes over all are the interpreter's own (`map`,
-`compress`, `all`), and Python is run for what has changed alone. The leader keeps the rows between two looks; without them, they
-are made anew, and are the same.
+`compress`, `all`), and Python is run for what has changed alone. The leader keeps the rows between two looks. Without those of
+the look before they are made anew, and are the same.
 """
 
 from collections.abc import Iterable, Mapping
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not
+from typing import cast
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.cause import Cause, Why
@@ -47,10 +48,10 @@ class Rows:
         return {work: tuple(self._doing(work)) for work in Work}
 
     def _doing(self, work: Work) -> Iterable[Record]:
-        many = self.counts[work]
-        if many in (0, len(self.works)):
-            return self.ranked if many else ()  # type: ignore[return-value] - who reports something has a record
-        return compress(self.ranked, map(is_, self.works, repeat(work)))  # type: ignore[arg-type]
+        many, said = self.counts[work], cast("tuple[Record, ...]", self.ranked)  # who reports something has a record
+        if many in (0, len(said)):
+            return said if many else ()
+        return compress(said, map(is_, self.works, repeat(work)))
 
 
 def goes_on(seat: Seat, record: Record | None) -> bool:

@@ -88,7 +88,7 @@ class Scene:
 
     @cached_property
     def _found(self) -> tuple[Record | None, ...]:
-        """What lies in the store under each seat's node, in rank order. (One pass over all, without a word of Python for each.)"""
+        """What lies in the store under each seat's node, in rank order. (A pass over all without a word of Python for each.)"""
         return tuple(map((self.view.records or {}).get, self.plan.seated)) if self.plan else ()
 
     @cached_property
@@ -240,8 +240,9 @@ class Scene:
             return ()
         if self.plan.phase is Phase.HOLD:
             return range(len(self.plan.seats))
-        suspect = {self.plan.seat_at.get(node) for node in (*self.conviction.guilty, *self.held)} - {None}
-        return sorted(self.rows.doubtful | suspect)
+        seat_at = self.plan.seat_at
+        suspect = (seat_at[node] for node in (*self.conviction.guilty, *self.held) if node in seat_at)
+        return sorted(self.rows.doubtful.union(suspect))
 
     @cached_property
     def amiss(self) -> tuple[int, ...]:

@@ -306,8 +306,8 @@ def probe_turns(plan: Plan, node: str) -> tuple[Pair, ...]:
     return known[1].get(node, ())
 
 
-# Of thousands of nodes this takes a tenth of a second, and is asked for at each event while a probe lasts; to hash a plan, or the
-# names in it, takes too long as well where all nodes are simulated.
+# Of thousands of nodes this takes a tenth of a second, and is asked for at each event while a probe lasts. To hash a plan, or
+# the names in it, would take too long as well.
 KNOWN = 4
 _known: dict[int, tuple[Plan, Mapping[str, tuple[Pair, ...]]]] = {}
 
@@ -485,7 +485,6 @@ def somebody_left(view: View) -> bool:
     plan = view.plan
     if plan is None or plan.phase is not Phase.TRAIN:
         return False
-    records = (view.records or {}).values()
-    if Work.PARKED not in map(_work, records):  # as mostly
+    if not view.records or Work.PARKED not in map(_work, view.records.values()):  # as mostly
         return False
-    return any(r.work is Work.PARKED and r.generation == plan.generation for r in records)
+    return any(r.work is Work.PARKED and r.generation == plan.generation for r in view.records.values())
