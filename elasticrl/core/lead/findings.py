@@ -17,9 +17,9 @@ from elasticrl.core.judge import straggler
 from elasticrl.core.judge.judge import judge
 from elasticrl.core.judge.policy import Act, Answer, Scope, answer
 from elasticrl.core.lead.fallback import too_slow
-from elasticrl.core.lead.rows import Fate, step_of
 from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node import dossier
+from elasticrl.core.node.rows import Fate, step_of
 from elasticrl.core.node.state import Finding, Lead
 
 

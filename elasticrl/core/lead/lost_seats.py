@@ -14,11 +14,11 @@ from elasticrl.core.judge.judge import judge
 from elasticrl.core.judge.policy import Act
 from elasticrl.core.lead.findings import known
 from elasticrl.core.lead.quarantines import capped, confinements, cut_off
-from elasticrl.core.lead.rows import Fate
 from elasticrl.core.lead.scene import Move, Scene
 from elasticrl.core.lead.shards import wait_for
 from elasticrl.core.lead.stalls import said
 from elasticrl.core.lead.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.node.rows import Fate
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 

@@ -37,7 +37,7 @@ from elasticrl.contract.model import (
 from elasticrl.contract.partition import Pair
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Verdict
-from elasticrl.core.lead.rows import Fate, Rows, member_of, rows_of, step_of
+from elasticrl.core.node.rows import Fate, Rows, member_of, rows_of, step_of
 from elasticrl.core.node.state import Lead
 from elasticrl.core.node.suspect import Conviction, conviction, neighbours, split
 

@@ -11,8 +11,8 @@ from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Answer, proven
-from elasticrl.core.lead.rows import Rows
 from elasticrl.core.node.dossier import Filed
+from elasticrl.core.node.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
