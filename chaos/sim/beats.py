@@ -50,6 +50,10 @@ class Beats:
         for receiver in sorted(self.listeners[name]):
             self._compare(name, receiver)
 
+    def stands(self, name: str, ring: tuple[str, ...]) -> bool:
+        """Is this its ring already, and no message of its own due in it? Who is audible depends on rings and lives alone."""
+        return self.rings.get(name) == ring and not (self.each or self.cluster.net.lossy)
+
     def audible(self, sender: str, receiver: str) -> bool:
         """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
         neighbour by another's plan that asks this very life. Found by seed 7311124: half of the nodes had not read a plan yet.

@@ -6,6 +6,7 @@ its digest a chain over the samples that went in, so equal digests mean equal bi
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,14 @@ SHARE = {"rollout": 0.4, "reduce": 0.15, "apply": 0.1, "gather": 0.15, "seal": 0
 COLLECTIVE = frozenset({"reduce", "gather", "seal"})  # the phases in which a worker waits for others
 
 
+@lru_cache(maxsize=8)
+def _lanes(ranges: tuple[tuple[int, int], ...]) -> str:
+    return str(sorted(lane for first, end in ranges for lane in range(first, end)))
+
+
 def chain(digest: str, version: int, ranges: tuple[tuple[int, int], ...]) -> str:
     """The digest after one update: it depends on which lanes' samples went in, not on who carried them."""
-    lanes = sorted(lane for first, end in ranges for lane in range(first, end))
+    lanes = _lanes(ranges)
     return blake2b(f"{digest}:{version}:{lanes}".encode(), digest_size=6).hexdigest()
 
 
@@ -317,12 +323,15 @@ class Gang:
             self.world.note(
                 Sealed(at=self.world.now, generation=generation, version=self.version, step=step, digest=self.digest)
             )
+            script, deep = self.cluster.script, self.cluster.shape.deep
+            told, lap = (
+                self.told() if script else step,
+                Lap(generation=generation, seconds=self.cluster.step_s, bytes=1),
+            )
             for node in self.seats:
-                node.step = self.told() if self.cluster.script else step
-                node.lap = (
-                    None if self.cluster.script else Lap(generation=generation, seconds=self.cluster.step_s, bytes=1)
-                )
-                node.measured(generation, self.world.now - self.begun_at)
+                node.step, node.lap = told, None if script else lap
+                if deep:
+                    node.measured(generation, self.world.now - self.begun_at)
             self.begun_at = self.world.now
         whole_step = self.version % self.cluster.updates == 0
         self.cluster.reach("after seal", self)

@@ -46,6 +46,8 @@ SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
 STEP_BYTES = 5_000_000  # that each rank sends in a step
 SHARE_OF_OWN = 0.4  # of a step, in which a worker waits for nobody
+COUNTED = (orders.Launch, orders.Reform, orders.Park, events.Probe)
+ORDERED = (orders.Launch, orders.Reform, orders.Park, orders.Halt, orders.Kill)
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
 
@@ -250,6 +252,8 @@ class Node:
         except AssertionError as error:
             self.world.note(Bug(at=self.world.now, node=self.name, error=f"{error}"))
             return
+        if self.world.overseer is not None:
+            self.world.overseer(self, event, decision)
         before, self.state = self.state, decision.state
         self.cluster.steps += 1
         if before.view.plan is not self.state.view.plan:
@@ -295,14 +299,19 @@ class Node:
         assert self.state is not None
         plan = self.state.view.plan
         ring = watched(plan, self.state.me, self.cluster.settings.membership.neighbours)
-        self.detector = self.detector.watch(lives(plan, ring), self.clock.now())
+        known = lives(plan, ring)
+        if self.cluster.beats.stands(self.name, ring) and known == {
+            n: heard.life for n, heard in self.detector.peers.items()
+        }:
+            return  # of thousands of nodes few have other neighbours after a plan
+        self.detector = self.detector.watch(known, self.clock.now())
         self.cluster.beats.ring(self.name, ring)
 
     # ---- actions
 
     def perform(self, action: Action) -> None:
         """What the core decided."""
-        if isinstance(action, orders.Launch | orders.Reform | orders.Park | events.Probe):
+        if isinstance(action, COUNTED):
             self._count(action)
         match action:
             case events.Say():
@@ -317,7 +326,7 @@ class Node:
                     self.life,
                     lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
-            case orders.Launch() | orders.Reform() | orders.Park() | orders.Halt() | orders.Kill():
+            case _ if isinstance(action, ORDERED):
                 self.world.later(
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
@@ -548,8 +557,6 @@ class Node:
 
     def measured(self, generation: int, took_s: float) -> None:
         """A step is made: how long its own work took, and all of it."""
-        if not self.cluster.shape.deep:
-            return
         own_s = SHARE_OF_OWN * self.cluster.step_s * self.slow * (1 + 0.02 * self.world.chance("pace").random())
         self.pace = tuple(Pace(slot=slot, phase="rollout", seconds=own_s) for slot in range(self.slots))
         self.lap = Lap(generation=generation, seconds=took_s, bytes=STEP_BYTES)

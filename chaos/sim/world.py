@@ -27,6 +27,7 @@ class World:
         self.events = 0
         self.halted = False  # a run that spins would never end: what there is, is judged
         self.onlooker: Callable[[Fact], None] | None = None
+        self.overseer: Callable[..., object] | None = None  # is shown each node, event and decision
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._order = count()
         self._chance: dict[str, Random] = {}

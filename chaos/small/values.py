@@ -205,6 +205,7 @@ class Cores:
                 lead=self._lead(state.lead, first, by_s) if state.lead else None,
                 sent={about: (one(plain(action)), ago("sent", at, by_s)) for about, (action, at) in state.sent.items()},
                 reason="",
+                calm_until=-inf,  # what is only remembered to save work tells no two memories apart
             )
         )
 
@@ -234,7 +235,7 @@ class Cores:
             lead, **times, doubted=doubted, absent=each("absent"), confined=each("confined"), well=each("well"),
             let_back=each("let_back"), passed=dict.fromkeys(lead.passed, 0.0), put_out=(0.0,) * len(lead.put_out),
             marks=tuple((0.0, step) for _, step in lead.marks), facts=recent(lead.facts, first), finding=finding,
-            read={},
+            read={}, rows=None,
         )  # fmt: skip
 
     # ---- symmetric nodes

@@ -152,6 +152,16 @@ class Plan:
         return tuple(seat.member.node for seat in self.seats)
 
     @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """Who has them, in rank order."""
+        return tuple(seat.member for seat in self.seats)
+
+    @cached_property
+    def seat_at(self) -> Mapping[str, int]:
+        """Each seated node's place among the seats."""
+        return MappingProxyType({node: place for place, node in enumerate(self.seated)})
+
+    @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
         """Each seated member's seat."""
         return MappingProxyType({seat.member: seat for seat in self.seats})

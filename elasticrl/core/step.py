@@ -42,6 +42,7 @@ from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Act
 from elasticrl.core.lead.lead import lead
 from elasticrl.core.node import dossier
+from elasticrl.core.node.calm import calm
 from elasticrl.core.node.follow import alive, belong, follow, lease_held, seat_of, tries
 from elasticrl.core.node.invariants import check_wake
 from elasticrl.core.node.setback import better, heal
@@ -51,6 +52,11 @@ from elasticrl.core.node.suspect import conviction, lives, watched
 
 def step(state: State, event: Event) -> Decision:
     """What to do, now that this has happened."""
+    return calm(state, event) or whole(state, event)
+
+
+def whole(state: State, event: Event) -> Decision:
+    """Likewise, by a look at everything."""
     now = event.now
     before = state
     state, asks = absorb(state, event)
@@ -60,6 +66,8 @@ def step(state: State, event: Event) -> Decision:
     wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
     check_wake(now, wake_at)
+    until = min(wish.wake_at for wish in wishes[1:]) if lease_held(state, now) else -inf
+    state = state if until == state.calm_until else state.but(calm_until=until)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
 
 

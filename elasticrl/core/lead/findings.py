@@ -5,6 +5,8 @@ rule will ask for it.
 """
 
 from dataclasses import replace
+from itertools import compress
+from operator import is_not
 
 from elasticrl.contract.cause import Cause, found, gone
 from elasticrl.contract.events import Workers
@@ -15,8 +17,9 @@ from elasticrl.core.judge import straggler
 from elasticrl.core.judge.judge import judge
 from elasticrl.core.judge.policy import Act, Answer, Scope, answer
 from elasticrl.core.lead.fallback import too_slow
-from elasticrl.core.lead.scene import Fate, Scene
+from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node import dossier
+from elasticrl.core.node.rows import Fate, step_of
 from elasticrl.core.node.state import Finding, Lead
 
 
@@ -26,7 +29,7 @@ def investigate(scene: Scene, lead: Lead, own: dossier.Filed, workers: Workers) 
     lead = _gone_on(scene, lead, workers)
     fresh: list[Evidence] = [*own, *_derived(scene)]
     if records is not lead.read:
-        changed = (record for node, record in records.items() if record is not lead.read.get(node))
+        changed = compress(records.values(), map(is_not, records.values(), map(lead.read.get, records)))
         fresh += [fact for record in changed for fact in record.evidence]
     if fresh or lead.facts:
         facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S, passed=lead.passed)
@@ -44,7 +47,7 @@ def _gone_on(scene: Scene, lead: Lead, workers: Workers) -> Lead:
     if plan is None or plan.phase is not Phase.TRAIN or len(training) < len(plan.seats) or not training:
         return lead
     ours = [workers.step] if workers.generation == plan.generation and workers.work is Work.TRAINING else []
-    newest = max((*(record.step for record in training), *ours))
+    newest = max((*map(step_of, training), *ours))
     if lead.marks and newest <= lead.marks[-1][1] + 1:
         return lead
     passed = {**lead.passed, plan.generation: lead.marks[0][0]} if len(lead.marks) > 1 else lead.passed
@@ -57,9 +60,8 @@ def _derived(scene: Scene) -> tuple[Evidence, ...]:
     if plan is None or plan.phase is not Phase.TRAIN:
         return ()
     found = []
-    for fate, seat in zip(scene.fates, plan.seats, strict=True):
-        if fate.seat is not None and not fate.fresh:
-            continue
+    for place in scene.amiss:
+        fate, seat = scene.fates[place], plan.seats[place]
         record = scene.record_of(seat)
         node, generation = seat.member.node, plan.generation
         if _went(scene, seat):
@@ -105,7 +107,7 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Filed) -> Finding | None:
     gang = lead.gang or plan.generation - 1
     # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
     facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
-    seated = frozenset(plan.node_of.values())
+    seated = plan.seat_at.keys()
     chosen = dossier.concerning(facts, range(gang, plan.generation + 1), seated, lead.passed)
     if not dossier.speaks(chosen):
         return None

@@ -200,6 +200,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         formed=scene.view.generation if any(scene.doing[work] for work in FORMED) else formed,
         facts=remembered(lead, now) if new_plan and lead.results else lead.facts,
         read=lead.read,
+        rows=scene.rows,
         finding=lead.finding,
         passed=_begun(lead, scene.view.generation, now) if new_plan else lead.passed,
         marks=() if new_plan or stalled else lead.marks,

@@ -14,10 +14,11 @@ from elasticrl.core.judge.judge import judge
 from elasticrl.core.judge.policy import Act
 from elasticrl.core.lead.findings import known
 from elasticrl.core.lead.quarantines import capped, confinements, cut_off
-from elasticrl.core.lead.scene import Fate, Move, Scene
+from elasticrl.core.lead.scene import Move, Scene
 from elasticrl.core.lead.shards import wait_for
 from elasticrl.core.lead.stalls import said
 from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or
+from elasticrl.core.node.rows import Fate
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
 
@@ -28,7 +29,7 @@ def losses(scene: Scene) -> Move | None:
     if plan is None or plan.phase is not Phase.TRAIN:
         return None
     condemned = _condemned(scene)
-    if not condemned and all(fate.seat and not fate.fresh for fate in scene.fates):
+    if not condemned and not scene.amiss:
         return None
     if spared := _leaves_too_few(scene):
         return spared

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import filterfalse
 from math import inf
+from operator import is_
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract import versions
@@ -35,24 +37,11 @@ from elasticrl.contract.model import (
 from elasticrl.contract.partition import Pair
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Verdict
+from elasticrl.core.node.rows import Fate, Rows, member_of, rows_of, step_of
 from elasticrl.core.node.state import Lead
 from elasticrl.core.node.suspect import Conviction, conviction, neighbours, split
 
 BACK_TTLS = 3  # so many leases long a member that is heard may be without one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What becomes of a seat: kept by the running processes (`fresh=False`) or by new ones, or gone, with the reason."""
-
-    seat: Seat | None
-    fresh: bool = False
-    cause: Cause | None = None
-
-    @property
-    def leaving(self) -> bool:
-        """Does its node leave in order?"""
-        return self.cause is not None and self.cause.why is Why.LEFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +80,34 @@ class Scene:
     def records(self) -> Mapping[str, Record]:
         """Everybody's record, by node. One of a life before the seated one's is none: a store that was set back shows those."""
         records, plan = self.view.records or {}, self.plan
-        if plan is None:
+        if plan is None or self._same_lives:
             return records
         of = zip(plan.seats, map(records.get, plan.seated), strict=True)
         old = {s.member.node for s, record in of if record and record.member.incarnation < s.member.incarnation}
         return {node: record for node, record in records.items() if node not in old} if old else records
 
     @cached_property
+    def _found(self) -> tuple[Record | None, ...]:
+        """What lies in the store under each seat's node, in rank order. (A pass over all without a word of Python for each.)"""
+        return tuple(map((self.view.records or {}).get, self.plan.seated)) if self.plan else ()
+
+    @cached_property
+    def _same_lives(self) -> bool:
+        """Is there a record of each seat's own life, as mostly?"""
+        found = self._found
+        return self.plan is not None and all(found) and all(map(is_, map(member_of, found), self.plan.members))
+
+    @cached_property
     def ranked(self) -> tuple[Record | None, ...]:
-        """What each seat's node says of itself, in rank order. (One pass over all, without a word of Python for each.)"""
-        return tuple(map(self.records.get, self.plan.seated)) if self.plan else ()
+        """What each seat's node says of itself, in rank order."""
+        if self.plan is None or self.records is self.view.records:
+            return self._found
+        return tuple(map(self.records.get, self.plan.seated))
+
+    @cached_property
+    def rows(self) -> Rows | None:
+        """The same, with what follows from it."""
+        return rows_of(self.plan, self.ranked, self.lead.rows) if self.plan else None
 
     @cached_property
     def stop_answered(self) -> bool:
@@ -209,37 +216,43 @@ class Scene:
         """
         if self.plan is None or self.sealed_here:
             return self.plan is not None
-        made = any(record.step for record in self.ranked if record)
+        made = any(map(step_of, filter(None, self.ranked)))
         return self.trained and not made  # nothing that could be lost; torchrun's workers tell of no steps
 
     @cached_property
     def sealed_here(self) -> bool:
         """Has a step been sealed in this generation, as its members tell? That stays true whoever is lost afterwards."""
-        generation = self.plan.generation if self.plan else 0
-        laps = (record.lap for record in self.ranked if record)
-        return self.made >= generation or any(lap is not None and lap.generation >= generation for lap in laps)
+        return self.rows is None or self.made >= self.rows.plan.generation or bool(self.rows.sealed)
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
         """One for each seat of the present plan, in rank order. (Of thousands most go on, for which `_fate` is not asked.)"""
         seats = self.plan.seats if self.plan else ()
-        if self.plan is None or self.plan.phase is Phase.HOLD:
-            return tuple(map(self._fate, seats))
-        suspect = {*self.conviction.guilty, *self.held}
+        fates = list(self.rows.plain) if self.rows else []
+        for place in self._doubtful:
+            fates[place] = self._fate(seats[place])
+        return tuple(fates)
 
-        def goes_on(seat: Seat, record: Record) -> bool:
-            life, node = seat.member.incarnation, seat.member.node
-            if record.member.incarnation != life or record.leaving or node in suspect or record.work is Work.FAILED:
-                return False
-            return record.born in (0, seat.born)
+    @cached_property
+    def _doubtful(self) -> Collection[int]:
+        """Places of the seats that may not simply go on, as their own records say, or others'."""
+        if self.plan is None or self.rows is None:
+            return ()
+        if self.plan.phase is Phase.HOLD:
+            return range(len(self.plan.seats))
+        seat_at = self.plan.seat_at
+        suspect = (seat_at[node] for node in (*self.conviction.guilty, *self.held) if node in seat_at)
+        return sorted(self.rows.doubtful.union(suspect))
 
-        of = zip(seats, self.ranked, strict=True)
-        return tuple(Fate(seat=s) if record and goes_on(s, record) else self._fate(s) for s, record in of)
+    @cached_property
+    def amiss(self) -> tuple[int, ...]:
+        """Places of the seats that are lost, or that fresh processes keep."""
+        return tuple(place for place in self._doubtful if self.fates[place].seat is None or self.fates[place].fresh)
 
     @cached_property
     def missing(self) -> int:
         """How many seats' nodes have no record."""
-        return sum(record is None for record in self.ranked)
+        return 0 if all(self.ranked) else sum(record is None for record in self.ranked)
 
     @property
     def lapsed(self) -> bool:
@@ -323,12 +336,15 @@ class Scene:
     @cached_property
     def kept(self) -> tuple[Seat, ...]:
         """The seats that go on, in their order."""
+        if self.plan and not self._doubtful:
+            return self.plan.seats
         return tuple(fate.seat for fate in self.fates if fate.seat)
 
-    @cached_property
-    def keepers(self) -> frozenset[Member]:
-        """Whose seats go on."""
-        return frozenset(seat.member for seat in self.kept)
+    def keeps(self, member: Member) -> bool:
+        """Does its seat go on?"""
+        place = self.plan.seat_at.get(member.node) if self.plan else None
+        seat = self.fates[place].seat if place is not None else None
+        return seat is not None and seat.member == member
 
     @cached_property
     def candidates(self) -> tuple[Record, ...]:
@@ -342,19 +358,21 @@ class Scene:
         plan, records = self.plan, self.records
         if plan is None or plan.phase is Phase.HOLD:
             return records.values()
-        others = (records[node] for node in records.keys() - set(plan.seated))
+        others = tuple(map(records.__getitem__, filterfalse(plan.seat_at.__contains__, records)))
+        if self._same_lives:
+            return others
         reborn = (r for s, r in zip(plan.seats, self.ranked, strict=True) if r and r.member is not s.member)
         return (*others, *reborn)
 
     def ready(self, record: Record) -> bool:
         """Warm, willing and trusted, and without a seat that it keeps: who has lost its own is not one of these, or is held."""
         member, node = record.member, record.member.node
-        if not record.warm or record.leaving or member in self.keepers:
+        if not record.warm or record.leaving or self.keeps(member):
             return False
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
         doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
         trusted = node not in self.held and node not in self.conviction.guilty and not doubted
-        if node in self.apart and not self.apart[node].isdisjoint(kept.node for kept in self.keepers):
+        if node in self.apart and not self.apart[node].isdisjoint(kept.member.node for kept in self.kept):
             return False
         fits = record.bits == self.bits or self.settings.exact != "require"
         return trusted and fits and versions.wire(record) == self.wire
@@ -363,7 +381,7 @@ class Scene:
     def coming(self) -> bool:
         """Is somebody in sight who has no seat, and gets ready?"""
         return any(
-            not (record.warm or record.problem or record.leaving or record.member in self.keepers or node in self.held)
+            not (record.warm or record.problem or record.leaving or self.keeps(record.member) or node in self.held)
             for node, record in self.records.items()
         )
 
@@ -379,7 +397,7 @@ class Scene:
     @cached_property
     def newest(self) -> int:
         """The newest step that the seats have told of, or that is on disk."""
-        return max((self.view.committed, *(record.step for record in self.ranked if record)))
+        return max(self.view.committed, max(map(step_of, filter(None, self.ranked)), default=0))
 
     @property
     def progressed(self) -> bool:
@@ -405,12 +423,7 @@ class Scene:
     @cached_property
     def doing(self) -> Mapping[Work, tuple[Record, ...]]:
         """What the seats' nodes report under the present generation, in rank order. (One pass over all, for every rule.)"""
-        found: dict[Work, list[Record]] = {work: [] for work in Work}
-        here = self.plan.generation if self.plan else 0
-        for record in self.ranked:
-            if record is not None and record.generation == here:
-                found[record.work].append(record)
-        return {work: tuple(records) for work, records in found.items()}
+        return self.rows.doing() if self.rows else dict.fromkeys(Work, ())
 
     @cached_property
     def loading(self) -> bool:
@@ -720,16 +733,20 @@ def seat_for(record: Record, born: int) -> Seat:
 TIMELESS = frozenset(
     {
         "records",
+        "_found",
+        "_same_lives",
         "ranked",
+        "rows",
         "newest",
         "conviction",
         "held",
         "apart",
         "bits",
         "wire",
+        "_doubtful",
         "fates",
+        "amiss",
         "kept",
-        "keepers",
         "candidates",
         "coming",
         "doing",

@@ -127,7 +127,7 @@ def record_of(state: State, now: float) -> Record:
     # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
     # So is that a gang that is to grow has parted, or is there, and that a program loads, once that takes a while: who waits is
     # decided by that.
-    turned = own is not None and own.phase != workers.phase and _marks(state, plan, {own.phase, workers.phase}, now)
+    turned = own is not None and own.phase != workers.phase and marks(state, plan, {own.phase, workers.phase}, now)
     card, probed = state.card, state.probed if state.probed and state.probed.generation == here else None
     said = workers.beside(
         member=card.member,
@@ -176,7 +176,7 @@ def record_of(state: State, now: float) -> Record:
     return _record(**(said if told is workers else said | _newest(workers)))
 
 
-def _marks(state: State, plan: Plan | None, phases: set[str], now: float) -> bool:
+def marks(state: State, plan: Plan | None, phases: set[str], now: float) -> bool:
     """Is one of these a phase that others are told of at once?"""
     loads = LOADING in phases and now >= state.adopted + LOADS_S
     return OUTSIDE in phases or (MEETING in phases and plan is not None and plan.grows) or loads
@@ -394,11 +394,10 @@ def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
     if state.probed and state.probed.generation == plan.generation:
         return ()
     me = state.me.node
-    links = tuple(pair for pair in plan.pairs if me in pair) if plan.pairs else probe_turns(plan, me)
-    others = {name for pair in links for name in pair} - {me}
-    targets = {seat.member.node: seat.beat for seat in plan.ring if seat.member.node in others}
-    places = {seat.member.node: seat.probe for seat in plan.ring if seat.probe}
-    known = {node: places[node] for node in (*targets, me) if node in places}
+    links = probe_turns(plan, me)
+    others = sorted({name for pair in links for name in pair if name in plan.place} - {me}, key=plan.place.__getitem__)
+    targets = {node: plan.ring[plan.place[node]].beat for node in others}
+    known = {node: probe for node in (*targets, me) if (probe := plan.ring[plan.place[node]].probe)}
     own = tuple(pair for pair in links if set(pair) <= known.keys())
     return (Probe(generation=plan.generation, targets=targets, nodes=known if own else {}, pairs=own),)
 

@@ -12,6 +12,7 @@ from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Answer, proven
 from elasticrl.core.node.dossier import Filed
+from elasticrl.core.node.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class Lead:
     formed: int = 0  # the newest generation of which a member was seen to train
     facts: Filed = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
+    rows: Rows | None = field(default=None, compare=False)  # what the seats' nodes said, as it was read last
     finding: Finding | None = None
     passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
     marks: tuple[tuple[float, int], ...] = ()  # of the present gang: when it was looked at, its foremost rank's step
@@ -141,6 +143,7 @@ class State:
         default_factory=dict
     )  # decided, and not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
+    calm_until: float = field(default=-inf, compare=False)  # until when only its record and its lease can want anything
 
     def patient_until(self, stall: Stall) -> float:
         """Until when a worker that stands still outside of collectives may only be on its way to the next.

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import lru_cache, partial
 from math import inf
+from operator import attrgetter
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.model import UNTOLD, Member, Phase, Plan, Record, Stall, View, Work
 from elasticrl.contract.pairs import turns
 from elasticrl.contract.partition import Pair
 from elasticrl.contract.settings import Membership, Timeouts
+
+_suspects, _work = attrgetter("suspects"), attrgetter("work")
 
 
 def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
@@ -222,7 +225,7 @@ def conviction(view: View, reach: int) -> Conviction:
             if str(Member(node=node, incarnation=life)) in record.suspects and not reborn(node):
                 yield node
 
-    accusers = [record for record in records.values() if record.suspects]  # of thousands, few
+    accusers = list(filter(_suspects, records.values()))  # of thousands, few
     return convict(((r.member.node, other) for r in accusers for other in accused(r)), watchers)
 
 
@@ -293,25 +296,35 @@ def probe_links(plan: Plan) -> tuple[Pair, ...]:
 
 
 def probe_turns(plan: Plan, node: str) -> tuple[Pair, ...]:
-    """Those of `probe_links` that a node takes part in, turn by turn."""
-    return _turns(tuple(seat.member.node for seat in plan.ring)).get(node, ())
+    """The pairs that a node tests under a PROBE plan: those of the plan with it, else those of `probe_links`, turn by turn."""
+    known = _known.get(id(plan))
+    if known is None or known[0] is not plan:
+        pairs = plan.pairs or (pair for turn in turns(probe_links(plan)) for pair in turn)
+        if len(_known) >= KNOWN:
+            _known.clear()
+        known = _known[id(plan)] = plan, _by_node(pairs)
+    return known[1].get(node, ())
 
 
-# Of thousands of nodes these take a tenth of a second, and are asked for at each event while a probe lasts.
+# Of thousands of nodes this takes a tenth of a second, and is asked for at each event while a probe lasts. To hash a plan, or
+# the names in it, would take too long as well.
+KNOWN = 4
+_known: dict[int, tuple[Plan, Mapping[str, tuple[Pair, ...]]]] = {}
+
+
+def _by_node(pairs: Iterable[Pair]) -> Mapping[str, tuple[Pair, ...]]:
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        for name in dict.fromkeys(pair):
+            found.setdefault(name, []).append(pair)
+    return {name: tuple(pairs) for name, pairs in found.items()}
+
+
 @lru_cache(maxsize=4)
 def _links(names: tuple[str, ...]) -> tuple[Pair, ...]:
     hops = [1 << k for k in range(len(names).bit_length()) if 1 << k < len(names)]
     pairs = ((names[i], names[(i + hop) % len(names)]) for hop in hops for i in range(len(names)))
     return tuple(dict.fromkeys((min(pair), max(pair)) for pair in pairs))
-
-
-@lru_cache(maxsize=4)
-def _turns(names: tuple[str, ...]) -> dict[str, tuple[Pair, ...]]:
-    found: dict[str, list[Pair]] = {name: [] for name in names}
-    for pair in (pair for turn in turns(_links(names)) for pair in turn):
-        for name in dict.fromkeys(pair):
-            found[name].append(pair)
-    return {name: tuple(pairs) for name, pairs in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,4 +485,6 @@ def somebody_left(view: View) -> bool:
     plan = view.plan
     if plan is None or plan.phase is not Phase.TRAIN:
         return False
-    return any(r.work is Work.PARKED and r.generation == plan.generation for r in (view.records or {}).values())
+    if not view.records or Work.PARKED not in map(_work, view.records.values()):  # as mostly
+        return False
+    return any(r.work is Work.PARKED and r.generation == plan.generation for r in view.records.values())

@@ -1,0 +1,57 @@
+"""What makes large clusters cheap changes no decision: each short cut answers what the long way does, at each event."""
+
+from collections import Counter
+from dataclasses import fields, replace
+
+import pytest
+
+from chaos.same import digest
+from chaos.scenario import big, draw
+from chaos.sim.drive import Run
+from elasticrl.core.node.calm import calm
+from elasticrl.core.node.rows import rows_of
+from elasticrl.core.node.state import State
+from elasticrl.core.step import whole
+
+NAMES = [field.name for field in fields(State)]
+
+
+@pytest.mark.parametrize(
+    "scenario", [big(48, 0.3, 1.0, 0), big(24, 0.5, 1.0, 1), draw(14), draw(238)], ids=lambda s: s.name
+)
+def test_what_is_answered_without_a_look_at_everything_is_what_a_look_answers(scenario):
+    run, met = Run(scenario, scenario.seed), Counter()
+
+    def look(node, event, _):
+        short = calm(node.state, event)
+        met[short is not None] += 1
+        if short is None:
+            return
+        long = whole(node.state, event)
+        assert (short.actions, short.wake_at) == (long.actions, long.wake_at)
+        assert [n for n in NAMES if getattr(short.state, n) != getattr(long.state, n)] == []
+
+    run.world.overseer = look
+    run.drive()
+    assert met[True] > 0.2 * met[False] > 0
+
+
+def test_rows_that_are_brought_up_to_date_are_those_that_are_made_anew():
+    run, kept = Run(big(48, 0.3, 1.0, 0), "0"), Counter()
+
+    def look(node, _, decision):
+        lead, before = decision.state.lead, node.state.lead
+        if lead is None or lead.rows is None or (before is not None and before.rows is lead.rows):
+            return
+        kept[before is not None and before.rows is not None and before.rows.plan is lead.rows.plan] += 1
+        assert rows_of(lead.rows.plan, lead.rows.ranked, None) == lead.rows
+        assert sum(lead.rows.counts.values()) == sum(work is not None for work in lead.rows.works)
+
+    run.world.overseer = look
+    run.drive()
+    assert kept[True] > 10
+
+
+def test_a_run_has_one_digest_and_another_seed_another():
+    scenario = replace(draw(14), trouble_s=5.0)
+    assert digest(scenario, "1") == digest(scenario, "1") != digest(scenario, "2")
