@@ -71,6 +71,17 @@ def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_tea
     assert made(tmp_path / "two", 2, "fsdp", kills=True) == expected
 
 
+def test_fsdp_over_teams_goes_on_where_they_change_places(tmp_path: Path):
+    """A mesh of the same ranks is another one then: torch must not take the groups of the earlier one."""
+    expected = made(tmp_path / "one", 1, "replicated")
+    with gang(tmp_path / "two", 2, steps=6, strategy="fsdp", step_ms=30.0) as nodes:
+        nodes.plan(*names(2))
+        nodes.until_new(1)
+        nodes.plan("n2", "n3", "n0", "n1")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == expected
+
+
 @pytest.mark.slow
 def test_teams_of_four_make_the_same_bits(tmp_path: Path):
     expected = made(tmp_path / "one", 1, "replicated", tp=4)
@@ -83,12 +94,22 @@ def test_fsdp_over_three_teams_makes_the_same_bits(tmp_path: Path):
     assert made(tmp_path / "three", 3, "fsdp", kills=True) == made(tmp_path / "one", 1, "fsdp")
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
-def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, seed: int):
+@pytest.mark.parametrize(
+    ("strategy", "seed"),
+    [
+        ("replicated", 1),
+        *(pytest.param("replicated", seed, marks=pytest.mark.slow) for seed in (2, 3)),
+        *(pytest.param("fsdp", seed, marks=pytest.mark.slow) for seed in (4, 5, 6)),
+    ],
+)
+def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(
+    tmp_path: Path, undisturbed, strategy: str, seed: int
+):
+    """Under fsdp to the bits that a team has under replicated."""
     chance = random.Random(seed)
     deck = ["worker", "worker", "both", "leave", "join"]
     chance.shuffle(deck)
-    with gang(tmp_path, 2, step_ms=30.0) as nodes:
+    with gang(tmp_path, 2, step_ms=30.0, strategy=strategy) as nodes:
         present = names(2)
         nodes.plan(*present)
         for drawn in deck:
