@@ -140,7 +140,16 @@ def test_a_gang_that_breaks_as_it_is_to_end_forms_once_more_and_the_stop_is_aske
         {"exit_code": 70},
         {"sealed": 0},
     ],
-    ids=["ended", "the silent one ended", "gone", "saves", "the silent one saves", "leaves", "a crash loop", "all saved"],
+    ids=[
+        "ended",
+        "the silent one ended",
+        "gone",
+        "saves",
+        "the silent one saves",
+        "leaves",
+        "a crash loop",
+        "all saved",
+    ],
 )
 def test_a_stop_is_final_once_anybody_has_ended_or_saves(told):
     assert not stops_as_a_node_falls_silent(**told)

@@ -460,7 +460,7 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
 
 
 def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
-    """Is this node's gang one that may form once more, to save? A neighbour of it is silent, and what it made is not on disk."""
+    """May this node's gang form once more, to save? A neighbour of it is silent, and what it made is not on disk."""
     if not state.suspects or state.me not in plan.seat_of or plan.exit_code != Outcome.STOPPED.value:
         return False
     if workers.generation != plan.generation:
