@@ -165,7 +165,9 @@ class Desk:
         while True:
             try:
                 environment = self._ready(call)
-                taped = within(partial(self._once, call, environment), patience.timeout_s, late=lambda _: close(environment))
+                taped = within(
+                    partial(self._once, call, environment), patience.timeout_s, late=partial(Desk._late, environment)
+                )
             except _Failed as trouble:
                 last = trouble
             else:
@@ -194,6 +196,11 @@ class Desk:
             return environment
         calls = 1 if call.turn == RESET or call.state is not None else 1 + len(call.past())
         return within(partial(self._again, call, environment), calls * self.patience.timeout_s, late=close)
+
+    @staticmethod
+    def _late(environment: Environment, _taped: Taped) -> None:
+        """It answered when nobody waited for it any more, and another one has taken its place."""
+        close(environment)
 
     def _again(self, call: Call, spent: Environment | None) -> Environment:
         """A fresh one, brought to where this call finds it."""
