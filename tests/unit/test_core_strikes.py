@@ -7,7 +7,7 @@ from core_kit import SETTINGS, Life, leads, member, plan, record, trains
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Probed, Propose, Tick, Workers
-from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Record, Rung, Strike, Work
+from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Record, Rung, Stall, Strike, Work
 from elasticrl.core.lead.strikes import explained, strike_of
 
 
@@ -190,6 +190,7 @@ REFUSED = Exit(
     generation=1, slot=0, step=7, cause="exit code 1: DistNetworkError: Connection refused", own=False,
     raised="torch.distributed.DistNetworkError",
 )  # fmt: skip
+STANDS = Stall(slot=0, step=7, phase="update", for_s=12.0, budget_s=10.0, waiting=False)
 SCRIPT = replace(SETTINGS, level="supervised", copies=0, exact="off")
 
 
@@ -221,6 +222,8 @@ def test_a_gang_whose_workers_all_say_that_a_peer_is_gone_counts_until_somebody_
         ([gone("n01"), gone("n02")], (1, 1)),
         ([gone("n01", suspects=("n02/1",))], None),
         ([gone("n01"), gone("n02", killed)], None),
+        ([gone("n01"), record("n02", work=Work.TRAINING, generation=1, born=1, stall=STANDS)], None),
+        ([gone("n01"), record("n02", work=Work.TRAINING, generation=1, born=1, leaving=True)], None),
         ([gone("n01", replace(REFUSED, own=True)), gone("n02")], (1, 0)),
     ):
         written = ends(Life("n00/1", settings), *others)
@@ -229,6 +232,13 @@ def test_a_gang_whose_workers_all_say_that_a_peer_is_gone_counts_until_somebody_
         counted = written.strike and (written.strike.count, written.strike.unblamed)
         assert counted == left
         assert written.rung is not Rung.RELOAD
+
+
+def test_what_nobody_is_blamed_for_costs_no_step_that_is_in_memory() -> None:
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=1, unblamed=1)
+    written = ends(Life("n00/1"), gone("n01"), gone("n02"), strike=before)
+    assert written is not None
+    assert (written.strike, written.rung) == (replace(before, count=2, unblamed=2, mixed=True), Rung.REPLACE)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
