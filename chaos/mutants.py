@@ -209,7 +209,7 @@ MUTANTS: Final = (
     _m("a wait ends", "core.lead.shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
     _m("one waits once for each commit", "core.lead.shards", "plan.waited >= committed", "False", "two-halves-twice-before-a-commit"),
     _m("a gang's shards are known until the next one has made a step", "core.lead.scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),
-    _m("until a gang has made a step, the shards of the one before count", "core.lead.scene", "return self.made >= generation or", "return True or", "silent-before-the-next-step-is-kept"),
+    _m("until a gang has made a step, the shards of the one before count", "core.lead.scene", "return self.rows is None or self.made >= self.rows.plan.generation or", "return True or", "silent-before-the-next-step-is-kept"),
     _m("what a gang went on from is no step of its own", "core.step", "and before.work in (Work.TRAINING, Work.STALLED)\n        and now.step > before.step", "and now.step >= before.step", "silent-before-the-next-step-is-kept"),
     _m("the newest sealed version is not pushed out of memory", "base.keeping", "first = [version for version in held if version in sealed]", "first: list[_V] = []", "a-daemon-takes-its-vault-along"),
     # Faults that never end.
