@@ -155,7 +155,11 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
         name=f"seed {seed}",
         seed=str(seed),
         shape=shape,
-        faults=_faults(chance, names, trouble_s) + _of_ways(Random(f"ways {seed}"), names, trouble_s, deep=shape.deep),
+        faults=(
+            *_faults(chance, names, trouble_s),
+            *_of_ways(Random(f"ways {seed}"), names, trouble_s, deep=shape.deep),
+            *_of_losses(Random(f"lost {seed}"), trouble_s),
+        ),
         trouble_s=trouble_s,
         all_must_strike=False,
     )
@@ -308,6 +312,16 @@ def _of_ways(chance: Random, names: list[str], trouble_s: float, *, deep: bool) 
     kind = chance.choice(("nccl_breaks", "nccl_breaks", "mtu_hole"))
     at = round(chance.uniform(1, trouble_s), 3)
     return (Fault(kind=kind, at=at, node=chance.choice(names), for_s=lasting(chance, 2, 40), value=900.0),)
+
+
+def _of_losses(chance: Random, trouble_s: float) -> tuple[Fault, ...]:
+    """One time in thirty the store loses its data, or is set back."""
+    if chance.random() > 1 / 30:
+        return ()
+    at = round(chance.uniform(1, trouble_s), 3)
+    if chance.random() < 0.5:
+        return (Fault(kind="store_wiped", at=at),)
+    return (Fault(kind="store_set_back", at=at, for_s=lasting(chance, 1, 30)),)
 
 
 #: What befalls single nodes of a big cluster, and its store.

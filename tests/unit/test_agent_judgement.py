@@ -109,7 +109,8 @@ OF_SERVERS = [
     ],
 )
 def test_whose_doing_an_end_was(facts: Traces, cause: str, own: bool) -> None:
-    assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else Sign.UNJOINED if facts.unjoined else None)
+    signs = {bool(facts.killed): Sign.KILLED, bool(facts.memory): Sign.OOM_KILLED, facts.unjoined: Sign.UNJOINED}
+    assert judge(facts) == (cause, own, signs.get(True, Sign.GONE if facts.code is None else None))
 
 
 def test_the_exception_is_read_from_torchs_error_file() -> None:

@@ -7,6 +7,7 @@ from core_kit import SETTINGS, Life, leads, member, plan, record, trains
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Probed, Propose, Tick, Workers
+from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Record, Rung, Stall, Strike, Work
 from elasticrl.core.lead.strikes import explained, strike_of
 
@@ -244,7 +245,7 @@ def test_what_nobody_is_blamed_for_costs_no_step_that_is_in_memory() -> None:
 @pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
 def test_before_such_a_job_ends_it_waits_until_whoever_has_gone_would_be_known(settings) -> None:
     life = Life("n00/1", settings)
-    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=1)
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=2)
     assert ends(life, gone("n01"), strike=before) is None
     assert "waiting for word of who it was" in life.state.reason
     life.leased(9.0)
@@ -260,16 +261,40 @@ def test_before_such_a_job_ends_it_waits_until_whoever_has_gone_would_be_known(s
 
 def test_who_is_known_to_have_gone_explains_what_nobody_was_blamed_for_before() -> None:
     life = Life("n00/1", SCRIPT)
-    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=1)
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=3, unblamed=2)
     assert ends(life, gone("n01"), strike=before) is None
     life.told(5.0, gone("n02", replace(REFUSED, cause="signal 9 (SIGKILL)", signal=9, raised="")))
     written = proposed(life)
     assert written.strike == replace(before, count=1, unblamed=0)
-    assert explained(replace(before, unblamed=2)) is None
+    assert explained(replace(before, count=2)) is None
     assert explained(TWICE) is TWICE
 
 
-def test_a_node_whose_agent_starts_no_process_is_no_victim() -> None:
-    written = ends(Life("n00/1"), gone("n01", replace(REFUSED, slot=None, raised="")))
+@pytest.mark.parametrize(
+    ("unblamed", "own", "phase"),
+    [(2, True, Phase.TRAIN), (1, True, Phase.TRAIN), (0, True, Phase.STOP), (1, False, Phase.TRAIN)],
+)
+def test_deaths_that_were_told_of_too_late_and_failures_are_not_added_up(
+    unblamed: int, own: bool, phase: Phase
+) -> None:
+    """Found by reading: two deaths whose victims were heard first, and one ValueError, were a crash loop of three."""
+    before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=unblamed)
+    written = ends(Life("n00/1"), gone("n01", replace(REFUSED, own=own)), gone("n02"), strike=before)
+    assert written is not None
+    assert written.phase is phase
+    assert written.strike is not None
+    assert written.strike.count == 3
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
+@pytest.mark.parametrize("slot", [None, 0])
+def test_a_node_whose_agent_starts_no_process_is_no_victim(settings, slot: int | None) -> None:
+    unstarted = Exit(
+        generation=1, slot=slot, step=7, cause="no process could be started within 60 s", own=False, sign=Sign.GONE
+    )
+    life = Life("n00/1", settings)
+    written = ends(life, gone("n01", unstarted))
     assert written is not None
     assert written.strike is None
+    assert life.state.lead is not None
+    assert life.state.lead.failures.keys() == {"n01"}, "it counts against that node, and not against the job"

@@ -42,7 +42,7 @@ def losses(scene: Scene) -> Move | None:
         cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
         due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
-        if not own and strike.count >= limit and scene.now < due:
+        if not own and strike.worst >= limit and scene.now < due:
             return Move(
                 wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
             )

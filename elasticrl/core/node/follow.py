@@ -463,7 +463,7 @@ UNHEARD = "a neighbour stopped responding before its last save; waiting whether 
 
 
 def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
-    """Is this node's gang one that may form once more, to save? One of it is silent beside this node, and what it made is not
+    """May this node's gang form once more, to save? One of it is silent beside this node, and what it made is not
     on disk. (A spare that is silent has left, as all of them do at a stop.)
     """
     if (
