@@ -10,6 +10,7 @@ from elasticrl.contract.events import Probed, Propose, Tick, Workers
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import Exit, Intent, Phase, Plan, Quarantine, Record, Rung, Stall, Strike, Work
 from elasticrl.core.lead.strikes import explained, strike_of
+from elasticrl.core.node.state import Failures
 
 
 @pytest.mark.parametrize("often", [1024, 1025, 5000])
@@ -284,6 +285,36 @@ def test_deaths_that_were_told_of_too_late_and_failures_are_not_added_up(
     assert written.phase is phase
     assert written.strike is not None
     assert written.strike.count == 3
+
+
+@pytest.mark.parametrize(("others", "against"), [((), {"n01"}), ((gone("n02"),), set())])
+def test_who_alone_says_at_exact_that_a_peer_is_gone_may_be_the_one_that_drops_it(others, against: set[str]) -> None:
+    life = Life("n00/1")
+    assert ends(life, gone("n01"), *others) is not None
+    assert life.state.lead is not None
+    assert life.state.lead.failures.keys() == against
+
+
+@pytest.mark.parametrize(("count", "phase"), [(2, Phase.TRAIN), (1, Phase.STOP)])
+def test_a_node_that_drops_its_connections_is_put_out_before_the_job_ends_for_it(count: int, phase: Phase) -> None:
+    """Found by reading: one card that reset its connections ended the job where the others could have gone on."""
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"), record("n02"))
+    trains(life, 2.6, 1, "n00", "n01", "n02", strike=Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=2))
+    assert life.state.lead is not None
+    before = Failures(generation=0, step=7, count=count)
+    life.state = life.state.but(lead=replace(life.state.lead, failures={"n01": before}))
+    life.leased(3.5)
+    life.told(4.0, gone("n01"))
+    assert plans(life) is None
+    life.leased(9.0)
+    life.leased(13.9)
+    life.at(4.0 + SETTINGS.membership.lease_ttl_s + 0.1, Tick(now=0))
+    written = proposed(life)
+    assert (written.phase, any("Confine n01/1 held" in line for line in life.lines)) == (phase, phase is Phase.TRAIN)
+    if phase is Phase.TRAIN:
+        assert (written.seated, written.strike) == (("n00", "n02"), None)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, SCRIPT])
