@@ -125,11 +125,16 @@ def conf(folder: Path, behind: int, engines: int, steps: int, answer: int) -> di
 
 
 class Faults:
-    """A random schedule: engines are stopped for a while or killed, and nodes leave and join again later."""
+    """A random schedule: engines are stopped for a while or killed, and nodes leave and join again later. `most` strikes: with
+    no end of them no engine would live long enough to answer on a slow machine, and the job would never end.
+    """
 
-    def __init__(self, job: Rollouts, nodes: list[str], chance: random.Random, gap_s: tuple[float, float]) -> None:
+    def __init__(
+        self, job: Rollouts, nodes: list[str], chance: random.Random, gap_s: tuple[float, float], most: int
+    ) -> None:
         self.job, self.nodes, self.chance, self.gap_s = job, nodes, chance, gap_s
         self.counts: Counter[str] = Counter()
+        self.most = most
         self._due = time.monotonic() + chance.uniform(*gap_s)
         self._resume = dict[int, float]()  # by pid
         self._join = dict[str, float]()
@@ -142,7 +147,7 @@ class Faults:
         for node in [node for node, at in self._join.items() if now > at]:
             del self._join[node]
             self.job.start(node)
-        if now > self._due:
+        if now > self._due and self.counts.total() < self.most:
             self._due = now + self.chance.uniform(*self.gap_s)
             self._strike(self.chance.choice(self.nodes), self.chance.choice(("stopped", "killed", "left")), now)
 
@@ -185,7 +190,7 @@ def play(folder: Path, behind: int, args: argparse.Namespace, chaos: int, keep: 
             if not began and step >= args.first:
                 began = now
                 chance = random.Random(f"{args.seed} {behind} {chaos}")
-                faults = Faults(job, nodes, chance, args.gap_s) if chaos else None
+                faults = Faults(job, nodes, chance, args.gap_s, args.most) if chaos else None
             if faults:
                 faults.turn(now)
             time.sleep(0.05)
@@ -285,7 +290,7 @@ def main() -> None:
     args.steps = args.steps or (30 if args.learning else 12 if small else 24)
     args.engines = args.engines or (2 if small else 1)
     args.answer, args.first, args.gap_s = (8, 0, (0.2, 1.0)) if small else (48, FIRST, (1.0, 5.0))
-    args.chaos = args.schedules if small else args.chaos
+    args.chaos, args.most = (args.schedules, 6) if small else (args.chaos, 1000)
     if args.learning:
         learning(args)
         return

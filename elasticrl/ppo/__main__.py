@@ -143,6 +143,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
             stages=tree.data.curriculum.weights if tree.data.curriculum.stages else (),
         ),
         group=ppo.group,
+        trained=ppo.batch if ppo.gen_batch else None,
     )  # fmt: skip
     scored = tree.reward.asked or tree.environment.function is None
     scorer = (

@@ -19,7 +19,7 @@ def test_each_staleness_has_one_digest_whatever_its_engines_do(
     folder = Path(tmp_path_factory.mktemp("s"))  # a short path: engines listen below it
     args = argparse.Namespace(
         engines=2, steps=12, behind=str(behind), chaos=SCHEDULES, schedules=SCHEDULES, seed=11, answer=8, first=0,
-        gap_s=(0.2, 1.0), json=True,
+        gap_s=(0.2, 1.0), most=6, json=True,
     )  # fmt: skip
     runs, alike = played(folder, args)
     assert alike == {behind: True}

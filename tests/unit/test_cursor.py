@@ -185,6 +185,20 @@ def test_what_a_step_is_made_of_is_told_by_all_of_its_lanes():
     assert cursor.made_of(3) != Cursor(Walk(**its, stages=((0, 1, 1),)), group=8).made_of(3)
 
 
+def test_another_part_of_as_many_prompts_is_another_batch():
+    # Found by reading: with ppo.gen_batch the walk has what is generated, so ppo.batch alone changed without a word.
+    before = Cursor(WALK, trained=64)
+    before.advance(6)
+    state = before.state_dict()
+    with pytest.raises(CheckpointRefused, match=r"64 of each step's samples were trained on and 32 are.*--allow batch"):
+        Cursor(WALK, trained=32).load_state_dict(state)
+    Cursor(WALK, trained=32, allow=("batch",)).load_state_dict(state)
+    Cursor(WALK, trained=64).load_state_dict(state)
+    Cursor(WALK, trained=32).load_state_dict({k: v for k, v in state.items() if k != "trained"})  # an earlier version's
+    assert Cursor(WALK, trained=32).recipe() != Cursor(WALK, trained=64).recipe()
+    assert "trained" not in Cursor(WALK).state_dict()
+
+
 def test_as_many_prompts_in_groups_of_another_size_are_another_batch():
     # Found by reading: ppo.batch and ppo.group changed together leave the walk as it was, and nobody said a word.
     before = Cursor(WALK, group=4)

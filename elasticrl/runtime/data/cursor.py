@@ -169,12 +169,15 @@ class Cursor:
     Register it as a part of the run's state: what it keeps is small, and is what a resumed run is checked against.
     """
 
-    def __init__(self, walk: Walk, *, allow: Collection[str] = (), group: int = 1) -> None:
+    def __init__(
+        self, walk: Walk, *, allow: Collection[str] = (), group: int = 1, trained: int | None = None
+    ) -> None:
         if walk.size is None:
             raise DataError("A Cursor needs to know the number of samples; for a stream use StreamLoader.")
         _check(walk)
         self.walk = walk
         self.group = group  # how many samples are made of each of the walk's, as of a prompt
+        self.trained = trained  # how many of a step's samples are trained on, where it is not all of them
         self.allow = frozenset(allow)  # what may differ from the run that is gone on from
         start = Segment(first=0, epoch=0, offset=0, walk=walk, used=(0,) * len(walk.levels))
         self._segments: tuple[Segment, ...] = (start,)
@@ -203,7 +206,7 @@ class Cursor:
 
     def recipe(self) -> str:
         """Stands for what steps are made of, as it is set: the walk and the group, without what may change at any time."""
-        said = _plain(replace(self.walk, turns=1, epochs=None)) | {"group": self.group}
+        said = _plain(replace(self.walk, turns=1, epochs=None)) | {"group": self.group} | self._part
         return _digest(json.dumps(said, sort_keys=True))
 
     def made_of(self, step: int) -> str:
@@ -243,7 +246,13 @@ class Cursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the row was joined on, and how far it was used."""
-        return {"next": self._next, "segments": [segment.to_json() for segment in self._segments], "group": self.group}
+        segments = [segment.to_json() for segment in self._segments]
+        return {"next": self._next, "segments": segments, "group": self.group, **self._part}
+
+    @property
+    def _part(self) -> dict[str, int]:
+        """Not written where all samples are trained on, as in states of before."""
+        return {} if self.trained is None else {"trained": self.trained}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Go on where it was. Another batch, lane count or data than it was is refused unless it was allowed by name."""
@@ -254,6 +263,12 @@ class Cursor:
                 f"The walk's batch changed (group was {group} and is {self.group}): each of its prompts would be answered "
                 "another number of times than the learning rate was chosen for. Set it back, or continue with --allow batch "
                 "(checkpoint.allow)."
+            )
+        trained = state.get("trained", self.trained)
+        if None not in (trained, self.trained) and trained != self.trained and "batch" not in self.allow:
+            raise CheckpointRefused(
+                f"The walk's batch changed ({trained} of each step's samples were trained on and {self.trained} are): the learning "
+                "rate was chosen for the other number. Set it back (ppo.batch), or continue with --allow batch (checkpoint.allow)."
             )
         self._next = int(state["next"])
         self._segments = join_on(segments, self.walk, self._next, self.allow)
