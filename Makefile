@@ -162,7 +162,8 @@ vllm-full: setup $(VLLM)/.stamp
 
 # The runtime on other versions of torch: PyPI's wheels, which bring CUDA (3 GB each, once). All else is what .venv has.
 COMPAT := 2.11.0 2.15.0
-TRIED := $(patsubst %,tests/runtime/test_%.py,group exact exact_parts gloo_types checkpoint_state run growing) tests/agent tests/ppo/test_ppo_circle.py
+TRIED := $(patsubst %,tests/runtime/test_%.py,group exact exact_parts gloo_types checkpoint_state run growing team team_parts planned generation resume) \
+  tests/agent $(patsubst %,tests/ppo/test_ppo_%.py,circle teams trainer models)
 $(VENV)-torch-%/.stamp: $(STAMP)
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(@D)/bin/python ] || $$p -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check torch==$* numpy

@@ -83,12 +83,22 @@ def test_fsdp_over_three_teams_makes_the_same_bits(tmp_path: Path):
     assert made(tmp_path / "three", 3, "fsdp", kills=True) == made(tmp_path / "one", 1, "fsdp")
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
-def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, seed: int):
+@pytest.mark.parametrize(
+    ("strategy", "seed"),
+    [
+        ("replicated", 1),
+        *(pytest.param("replicated", seed, marks=pytest.mark.slow) for seed in (2, 3)),
+        *(pytest.param("fsdp", seed, marks=pytest.mark.slow) for seed in (4, 5, 6)),
+    ],
+)
+def test_kills_of_any_member_and_lost_and_new_teams_cost_no_bit_and_no_sample(
+    tmp_path: Path, undisturbed, strategy: str, seed: int
+):
+    """Under fsdp to the bits that a team has under replicated."""
     chance = random.Random(seed)
     deck = ["worker", "worker", "both", "leave", "join"]
     chance.shuffle(deck)
-    with gang(tmp_path, 2, step_ms=30.0) as nodes:
+    with gang(tmp_path, 2, step_ms=30.0, strategy=strategy) as nodes:
         present = names(2)
         nodes.plan(*present)
         for drawn in deck:

@@ -29,26 +29,35 @@ ARGS = {PROGRAM: (), SPOKEN: ("--kind", "qwen3_moe")}
 
 
 @pytest.mark.parametrize(
-    ("how", "program", "kills", "nodes", "workers"),
+    ("how", "program", "strategy", "kills", "nodes", "workers", "seed"),
     [
-        ("tp", PROGRAM, 3, 2, 2),
-        pytest.param("tp", PROGRAM, 12, 2, 4, marks=pytest.mark.slow),
-        pytest.param("tp", PROGRAM, 13, 3, 2, marks=pytest.mark.slow),
-        pytest.param("tp", SPOKEN, 10, 2, 2, marks=pytest.mark.slow),
-        pytest.param("cp", SPOKEN, 11, 2, 2, marks=pytest.mark.slow),
+        ("tp", PROGRAM, "replicated", 3, 2, 2, 3),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("tp", PROGRAM, "replicated", 12, 2, 4, 12),
+                ("tp", PROGRAM, "replicated", 13, 3, 2, 13),
+                ("tp", PROGRAM, "fsdp", 10, 2, 4, 21),
+                ("tp", PROGRAM, "fsdp", 10, 3, 2, 22),
+                ("tp", PROGRAM, "fsdp", 10, 3, 2, 23),
+                ("tp", SPOKEN, "replicated", 10, 2, 2, 10),
+                ("tp", SPOKEN, "fsdp", 10, 3, 2, 24),
+                ("cp", SPOKEN, "replicated", 11, 2, 2, 11),
+            )
+        ),
     ],
 )
 def test_teams_lose_workers_and_a_whole_node_and_end_with_the_bits_of_one_team(
-    tmp_path: Path, how: str, program: Path, kills: int, nodes: int, workers: int
+    tmp_path: Path, how: str, program: Path, strategy: str, kills: int, nodes: int, workers: int, seed: int
 ):
     conf = {
         "job": {"program": str(program), "seed": 7},
         "node": {"workers": workers},
-        "model": {how: 2},
+        "model": {how: 2, "strategy": strategy},
         "checkpoint": {"every": 40},
         "lanes": {"digest": "full"},
     }
-    chance, names, world = random.Random(kills), [f"n{i}" for i in range(nodes)], nodes * workers
+    chance, names, world = random.Random(seed), [f"n{i}" for i in range(nodes)], nodes * workers
     with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", *ARGS[program])) as job:
         job.start(*names)
         job.until_steps(world, within_s=90.0, count=2)
