@@ -95,6 +95,7 @@ class Cost:
     again_s: float = 0.0  # what comes again: the steps from what was gone on from until the first seal
     moved: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bytes, by stage and way
     used: Used = NONE  # by all of the job's processes until the next seal
+    restored: Used = NONE  # of that, by workers until they were ready to train
 
 
 class Elastic:
@@ -228,9 +229,11 @@ class Elastic:
         named = tuple(plan["nodes"]) if plan else ()
         stall_s = self.stall(at, back)
         again_s = self.again(world, back, began) if self.sized else 0.0
+        newest = max((beginning.generation for beginning in began), default=0)
+        mine = [beginning.used for beginning in began if beginning.generation == newest]
         return Cost(
             took_s=back - at, stall_s=stall_s, lost=lost, stages=stages, named=named, again_s=again_s, moved=moved,
-            used=used,
+            used=used, restored=Used(sum(one.busy_s for one in mine), sum(one.faults for one in mine)),
         )  # fmt: skip
 
     def again(self, world: int, back: float, began: list["Beginning"]) -> float:
@@ -303,7 +306,13 @@ class Elastic:
                 seconds for name, seconds in took.items() if name not in ("ahead", "reach", "meet", "form")
             )
             read = sum(int(number) for number in re.findall(r"read (\d+) bytes", stages))
-            found.append(Beginning(at=ready, generation=int(generation), step=int(step), formed=formed, read=read))
+            used = re.search(r"used ([\d.]+) s of processors, (\d+) page faults", stages)
+            found.append(
+                Beginning(
+                    at=ready, generation=int(generation), step=int(step), formed=formed, read=read,
+                    used=Used(float(used[1]), int(used[2])) if used else NONE,
+                )
+            )  # fmt: skip
         return found
 
 
@@ -316,6 +325,7 @@ class Beginning:
     step: int
     formed: float  # when its group stood
     read: int = 0  # bytes of kept state, from memory
+    used: Used = NONE  # by the worker, since it took its place
 
 
 def monotonic(wall: str) -> float:
@@ -541,6 +551,8 @@ def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) 
         "lost": sum(cost.lost or 0 for cost in costs), "stages": stages, "moved": moved,
         "busy_s": statistics.median(cost.used.busy_s for cost in costs),
         "faults": int(statistics.median(cost.used.faults for cost in costs)),
+        "restore_busy_s": statistics.median(cost.restored.busy_s for cost in costs),
+        "restore_faults": int(statistics.median(cost.restored.faults for cost in costs)),
     }  # fmt: skip
 
 
@@ -551,6 +563,7 @@ def ways(row: Mapping[str, Any]) -> str:
         each = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in row["moved"].get(name, {}).items() if nbytes > 5e5]
         parts.append(f"{name} {1000 * took:.0f} ms" + (f" ({', '.join(each)})" if each else ""))
     used = f"; {row['busy_s']:.1f} s of processors, {row['faults']:,} page faults"
+    used += f", of which {row['restore_busy_s']:.2f} s and {row['restore_faults']:,} until workers were ready"
     return ", ".join(parts) + used + (f"; {row['lost']} steps lost" if row["lost"] else "")
 
 

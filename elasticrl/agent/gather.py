@@ -78,16 +78,11 @@ def state_of(worker: Beating, generation: int) -> Stage:
     return Stage.JOINING if behind else worker.beat.state
 
 
-RESTORES_S = 1.0  # after a plan: until then nobody need know
-
-
 def restores(worker: Beating, generation: int, patience_s: float, now: float) -> bool:
     """Is state put back into it, since more than a moment, and did some come within `patience_s`?"""
     beat = worker.beat
     here = beat.generation >= generation and beat.state is Stage.JOINING
-    if not here or worker.finished or worker.stopped or not beat.nearer:
-        return False
-    return now >= beat.since + RESTORES_S and now < beat.nearer + patience_s
+    return here and not worker.finished and not worker.stopped and now < beat.nearer + patience_s
 
 
 def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:

@@ -35,7 +35,8 @@ BODY: Final = struct.Struct("<QqqqqIBBxxddddqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
 HALF: Final = 704
 SIZE: Final = 2 * HALF + 64
-NEARER_S: Final = 0.2  # state that comes nearer is told of no more often
+RESTORES_S: Final = 1.0  # nobody need know of state that is put back in less
+NEARER_S: Final = 0.2  # that it comes nearer is told no more often
 FIRST: Final = 64  # where the first copy begins; before it only the magic
 COUNTS: Final = struct.Struct(f"<{FIRST + SUM.size}xQ{HALF - 8}xQ")  # of both copies, each the first field of its body
 
@@ -70,7 +71,7 @@ class Snapshot:
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
     waited_s: float = 0.0  # of that time, what it has waited for others so far
-    nearer: float = 0.0  # when the state that is put back came nearer last; 0: none is put back
+    nearer: float = 0.0  # when the state that is put back came nearer last; 0: none is, or not for long yet
     restore_s: float = 0.0  # how long putting its state back took in this generation
     phase: str = LOADING
     collective: int = 0  # number of the newest
@@ -224,8 +225,7 @@ class Beat:
     def arrived(self) -> None:
         """The collective is through."""
         self._account()
-        nearer = time.monotonic() if self.now.nearer else 0.0
-        self.now = replace(self.now, waiting=self._depth > 0, nearer=nearer)
+        self.now = replace(self.now, waiting=self._depth > 0)
         self._write()
 
     @contextmanager
@@ -253,17 +253,18 @@ class Beat:
         self._write()
 
     def restoring(self) -> None:
-        """The group is formed: what follows, until `training`, is state being put back. As long as that comes nearer, as
-        `nearer` and collectives say, the plan's deadline waits for it: how long it takes depends on how large it is.
-        """
+        """The group is formed: what follows, until `training`, is state being put back."""
         self._formed = time.monotonic()
-        self.now = replace(self.now, nearer=self._formed)
-        self._write()
 
     def nearer(self) -> None:
-        """More of the state that is put back is there. Called for each part of it, so mostly it does nothing."""
-        if self.now.nearer and time.monotonic() >= self.now.nearer + NEARER_S:
-            self.now = replace(self.now, nearer=time.monotonic())
+        """More of the state that is put back is there. How long all of it takes depends on how large it is, so the phase's
+        budget counts from here, and the plan's deadline waits for it. Called for each part of it, so mostly it does nothing.
+        """
+        if self._formed is None or self.now.state is not Stage.JOINING:
+            return
+        now = time.monotonic()
+        if now >= max(self._formed + RESTORES_S, self.now.nearer + NEARER_S):
+            self.now = replace(self.now, nearer=now, since=now, waited_s=0.0)
             self._write()
 
     def training(self) -> None:

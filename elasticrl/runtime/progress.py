@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,10 +69,11 @@ class Timeline:
     at: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     read: int = 0  # bytes of kept state
+    had: tuple[float, int] = (0.0, 0)  # seconds of processors and page faults of this process when it began
 
     def begin(self) -> None:
         """Now."""
-        self.at, self.stages, self.read = time.monotonic(), {}, 0
+        self.at, self.stages, self.read, self.had = time.monotonic(), {}, 0, _used()
 
     def mark(self, stage: str) -> None:
         """The stage ends here."""
@@ -81,4 +83,10 @@ class Timeline:
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
-        return f"{stages}, read {self.read} bytes"
+        (busy_s, faults), (before_s, before) = _used(), self.had
+        return f"{stages}, read {self.read} bytes, used {busy_s - before_s:.2f} s of processors, {faults - before} page faults"
+
+
+def _used() -> tuple[float, int]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_minflt

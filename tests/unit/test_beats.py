@@ -9,7 +9,7 @@ import pytest
 
 from chaos.patience import patience
 from elasticrl.base.process import life
-from elasticrl.contract.beats import FIRST, HALF, NEARER_S, Beat, Page, Snapshot, Stage, pack, unpack
+from elasticrl.contract.beats import FIRST, HALF, NEARER_S, RESTORES_S, Beat, Page, Snapshot, Stage, pack, unpack
 from elasticrl.contract.model import OUTSIDE
 
 
@@ -85,27 +85,24 @@ def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_com
     assert not waits()
 
 
-def test_state_that_is_put_back_comes_nearer_with_each_part_and_collective_until_the_worker_trains() -> None:
+def test_state_that_is_put_back_comes_nearer_with_each_part_until_the_worker_trains() -> None:
     beat = Beat()
-    assert beat.now.nearer == 0.0
     beat.joining(2, 2, 0)
     beat.nearer()
-    assert beat.now.nearer == 0.0, "the group is not formed yet"
     beat.restoring()
-    begun = beat.now.nearer
-    assert begun > 0.0
     beat.nearer()
-    assert beat.now.nearer == begun, "what was told just now is not told again"
+    assert beat.now.nearer == 0.0, "it may be over in a moment"
+    time.sleep(1.1 * RESTORES_S)
+    beat.nearer()
+    first = beat.now
+    assert first.nearer == first.since > 0.0, "the phase's budget counts from here"
+    beat.nearer()
+    assert beat.now is first, "what was told just now is not told again"
     time.sleep(1.1 * NEARER_S)
     beat.nearer()
-    part = beat.now.nearer
-    assert part > begun
-    beat.collective(1, "all_to_all")
-    assert beat.now.nearer == part
-    beat.arrived()
-    assert beat.now.nearer > part
+    assert beat.now.nearer > first.nearer
     beat.training()
-    beat.arrived()
+    beat.nearer()
     assert beat.now.nearer == 0.0
 
 
