@@ -169,9 +169,7 @@ class Cursor:
     Register it as a part of the run's state: what it keeps is small, and is what a resumed run is checked against.
     """
 
-    def __init__(
-        self, walk: Walk, *, allow: Collection[str] = (), group: int = 1, trained: int | None = None
-    ) -> None:
+    def __init__(self, walk: Walk, *, allow: Collection[str] = (), group: int = 1, trained: int | None = None) -> None:
         if walk.size is None:
             raise DataError("A Cursor needs to know the number of samples; for a stream use StreamLoader.")
         _check(walk)
