@@ -32,9 +32,9 @@ FORKING: Final = ("OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
 # By this torch's allocator asks for huge pages, from 2 MB on.
 HUGE_PAGES: Final = "THP_MEM_ALLOC_ENABLE"
-# The size from which a virtual machine gives free memory back to its host, as a power of two of pages; no such small number
-# where it does not.
-LARGEST_ORDER: Final = 64
+# The size from which a virtual machine gives free memory back to its host, as a power of two of pages. Where it does not, the
+# kernel says -1, and from 5.14 to 6.0 one more than the largest there is, which was 11.
+NO_ORDER: Final = 11
 REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 
 
@@ -151,7 +151,7 @@ def gives_back(order: Path = REPORTED) -> bool:
     measured on such a machine, huge pages of new memory take five times as long as small ones.
     """
     try:
-        return int(order.read_text()) < LARGEST_ORDER
+        return 0 <= int(order.read_text()) < NO_ORDER
     except (OSError, ValueError):
         return False
 

@@ -150,7 +150,8 @@ CLIENTS = {
     "openai": ("APIConnectionError",),
     "anthropic": ("APIConnectionError",),
 }
-GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNKNOWN", "DATA_LOSS")
+#: No UNKNOWN: so grpc's servers answer whatever a handler raises, which may be what the message says.
+GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "DATA_LOSS")
 DEEP = 20  # errors that one was raised because of
 
 

@@ -72,11 +72,13 @@ class Generator:
         for one in [one for one in buffer.ahead if one < step]:
             del buffer.ahead[one]
         early = buffer.ahead.get(step)
-        if early is not None and (early.of != self._samples(step) or not set(self.run.lanes) <= early.rows.keys()):
-            early = None  # another batch, other lanes, or another bound: so are those of later steps
+        if early is not None and early.of != self._samples(step):
+            early = None  # another batch, or another bound: so are those of later steps
             buffer.ahead.clear()
         if early is not None:
             buffer.facts |= behind(self.run.version, early.version)  # alike on all ranks, as are those samples' weights
+            if not set(self.run.lanes) <= early.rows.keys():
+                early = None  # of this rank alone, so nothing that all ranks have alike hangs on it
         if early is not None and self.staleness.share == 1.0:
             for lane in dict.fromkeys(self.run.lanes):
                 buffer.ids[lane] = list(early.ids[lane])

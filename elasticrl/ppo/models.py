@@ -305,7 +305,7 @@ def routed(body: nn.Module, *, asked: bool) -> Iterator[list[torch.Tensor]]:
             body.register_forward_pre_hook(
                 lambda _m, args, more: (args, {**more, "output_router_logits": True}), with_kwargs=True
             ),
-            body.register_forward_hook(lambda _m, _args, out: found.extend(out.router_logits)),
+            body.register_forward_hook(lambda _m, _args, out: found.extend(_router_logits(out))),
         )
         if asked
         else ()
@@ -315,6 +315,17 @@ def routed(body: nn.Module, *, asked: bool) -> Iterator[list[torch.Tensor]]:
     finally:
         for hook in ways:
             hook.remove()
+
+
+def _router_logits(out: Any) -> Sequence[torch.Tensor]:
+    """Of a pass that was asked for them, or ModelError: some models have a mixture's settings, and do not tell."""
+    found: Sequence[torch.Tensor] | None = getattr(out, "router_logits", None)
+    if not found:
+        raise ModelError(
+            "ppo.router_aux_coef is set, and this model tells nothing of its routers although its configuration has an "
+            "auxiliary loss: set it to 0"
+        )
+    return found
 
 
 def experts_each(config: Any) -> int:

@@ -397,7 +397,7 @@ class Trainer:
         """The surrogate, and what is added to it."""
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
-        said = self.said(rows, mask)
+        said = self.said(rows, mask, slopes=bool(ppo.entropy_coef))
         new, entropy, values = said.logprobs, said.entropy, said.values
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
@@ -417,12 +417,10 @@ class Trainer:
         tally.add(clip_fraction=term.clipped.total, approx_kl=term.approx_kl.total)
         return loss + self.evenly(said, mask, entries, tally)
 
-    def said(self, rows: Rows, mask: torch.Tensor) -> Said:
-        """What the actor says in an update."""
-        ppo, actor = self.ppo, self.roles.actor
-        return self.roles.said(
-            actor, rows, slopes=bool(ppo.entropy_coef), counted=mask.any(1) if ppo.router_aux_coef else None
-        )
+    def said(self, rows: Rows, mask: torch.Tensor, *, slopes: bool = False) -> Said:
+        """What the actor says in an update. With `slopes` the entropies have a gradient."""
+        counted = mask.any(1) if self.ppo.router_aux_coef else None
+        return self.roles.said(self.roles.actor, rows, slopes=slopes, counted=counted)
 
     def evenly(self, said: Said, mask: torch.Tensor, entries: Entries, tally: Tally) -> torch.Tensor | float:
         """What a mixture's auxiliary loss adds to a loss: the mean of the passes', of which each weighs as it has samples."""

@@ -39,6 +39,7 @@ def outcome(gang: Nodes) -> dict[int, str]:
         pytest.param("grpo", "llama", "tp", "lora fsdp", marks=pytest.mark.slow),
         pytest.param("ppo", "qwen2", "cp", "fsdp", marks=pytest.mark.slow),
         pytest.param("grpo", "qwen2", "cp", "lora", marks=pytest.mark.slow),
+        pytest.param("grpo", "qwen3_moe", "tp", "replicated", marks=pytest.mark.slow),
         pytest.param("grpo", "qwen3_moe", "tp", "fsdp", marks=pytest.mark.slow),
         pytest.param("grpo", "qwen3_moe", "cp", "replicated", marks=pytest.mark.slow),
     ],

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -316,6 +317,20 @@ def test_a_model_without_experts_has_no_auxiliary_loss_to_weigh(folders):
         models.check_routed(Model(path=folders["qwen2"]))
 
 
+def test_a_model_that_tells_nothing_of_its_routers_is_refused_with_a_sentence():
+    """Llama 4's configuration has an auxiliary loss, and its output no routers; some say None."""
+
+    class Body(torch.nn.Module):
+        def forward(self, output_router_logits=False):  # noqa: ARG002
+            return self.says
+
+    for says in (SimpleNamespace(), SimpleNamespace(router_logits=None)):
+        body = Body()
+        body.says = says
+        with models.routed(body, asked=True), pytest.raises(models.ModelError, match="tells nothing of its routers"):
+            body()
+
+
 @pytest.mark.long
 def test_micro_batches_change_the_gradient_only_by_rounding(folders):
     norms = [
@@ -417,6 +432,14 @@ def test_a_target_may_be_of_a_token_as_in_other_trainers(folders, monkeypatch):
     assert of_sample / (2 * lengths[1]) < of_token < of_sample / (lengths[1] / 2)
 
 
+class WithoutSlopes(Roles):
+    """An entropy's gradient takes memory, and no loss of given answers has one."""
+
+    def said(self, *args, slopes=False, **more):
+        assert not slopes
+        return super().said(*args, slopes=slopes, **more)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
@@ -446,7 +469,7 @@ def test_given_answers_are_learned_in_any_order_of_lanes(folders, tmp_path, kind
 
     results = []
     for order in ((0, 1), (1, 0)):
-        ppo = settings(**kind, batch=16, mini_batch=8, micro_tokens=44, epochs=1, lr=3e-3)
+        ppo = settings(**kind, batch=16, mini_batch=8, micro_tokens=44, epochs=1, lr=3e-3, entropy_coef=0.1)
         passes = sizes.of(ppo, prompt=6, answer=5)
         model = Model(path=path)
         actor = models.actor(model, path, seed=0)
@@ -456,7 +479,7 @@ def test_given_answers_are_learned_in_any_order_of_lanes(folders, tmp_path, kind
             seed=0,
             parts=sizes.parts_of(ppo, 2, passes),
         )
-        roles = Roles(model=model, actor=actor, ref=models.reference(model, path))
+        roles = WithoutSlopes(model=model, actor=actor, ref=models.reference(model, path))
         trainer = PreferenceTrainer(run, roles, ppo=ppo, lanes=2, steps=8, sizes=passes, given=answers, pad=10)
         results.append(finish(trainer, run, steps=8))
     assert results[0] == results[1]
@@ -533,6 +556,20 @@ def test_what_was_generated_ahead_in_another_width_is_generated_anew(folders):
     anew.buffer.load_state_dict(run.buffer.state_dict())
     later.step(1)
     assert all(len(rows["mask"][0]) == later.engine.sampling.max_tokens for rows in anew.buffer.rows.values())
+
+
+def test_what_a_rank_lacks_of_what_is_ahead_changes_nothing_that_all_ranks_have_alike(folders):
+    trainer, run = job(folders["qwen2"], staleness=HALF)
+    trainer.step(0)
+    early = run.buffer.ahead[1]
+    lane, *_ = run.lanes
+    early.rows.pop(lane)
+    run.buffer.ahead[2] = early
+    run.begin(1)
+    trainer.generator.rollout()
+    assert 2 in run.buffer.ahead, "other ranks have it still"
+    assert "ahead_behind" in run.buffer.facts
+    assert len(run.buffer.ids[lane]) == len(trainer.feed(1, lane)), "and what it lacks is generated"
 
 
 @pytest.mark.parametrize("batch", [32, 48])

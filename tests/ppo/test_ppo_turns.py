@@ -14,7 +14,7 @@ from turns_kit import PATIENCE, WORDS, learns, turned
 
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.advantages import contested, group_gains, leave_one_out, of_all_tokens
-from elasticrl.ppo.environments import EnvironmentFault, Message, Reply, Task, Trouble, made_by
+from elasticrl.ppo.environments import EnvironmentFault, Message, Reply, Task, Trouble, is_trouble, made_by
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk
 from elasticrl.ppo.rollout.episodes import Words
 from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
@@ -253,6 +253,37 @@ def test_a_call_has_a_deadline():
     assert time.monotonic() - begun < 4
 
 
+class Late:
+    """The first one's answer comes after its deadline, while the second is asked."""
+
+    made: ClassVar[list["Late"]] = []
+
+    def __init__(self) -> None:
+        Late.made.append(self)
+        self.closed = threading.Event()
+
+    def reset(self, task: Task) -> None:
+        """Nothing to do."""
+
+    def step(self, _message: Message) -> Reply:
+        if len(Late.made) == 1:
+            time.sleep(1.4)
+        else:  # until the first one is through
+            Late.made[0].closed.wait(0.9)
+        return Reply(done=True, reward=1.0)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_late_answer_closes_the_environment_that_gave_it_and_not_that_of_the_next_try():
+    (found,) = Desk("late", Late, replace(PATIENCE, timeout_s=1.0), Tape(None)).ask([call("a")])
+    assert found.troubles == 1
+    first, second = Late.made
+    assert first.closed.wait(2), "nobody talks to it any more"
+    assert not second.closed.is_set(), "it is the sample's"
+
+
 class Gate:
     """Answers once it is let."""
 
@@ -334,6 +365,46 @@ def test_an_environment_that_is_told_all_again_has_time_for_all_of_it():
     (found,) = desk.ask([call("a", 4, past=lambda: past)])
     assert found.troubles == 0
     assert found.taped.reply.observation == "5"
+
+
+class Hangs(Counts):
+    """Answers the first message of all; what comes after it, and its end, take long."""
+
+    def step(self, message: Message) -> Reply:
+        if message.turn:
+            time.sleep(0.3)
+        return super().step(message)
+
+    def close(self) -> None:
+        time.sleep(3)
+
+
+def test_telling_all_again_takes_no_longer_than_what_is_left_of_the_steps_time():
+    past = tuple(call("a", turn).message for turn in range(20))
+    patience = replace(PATIENCE, timeout_s=0.4, retries=0, deadline_s=0.5)
+    begun = time.monotonic()
+    (found,) = Desk("hangs", Hangs, patience, Tape(None)).ask([call("a", 20, past=lambda: past)])
+    assert found.taped is None
+    assert time.monotonic() - begun < 3, "the messages alone take twice that"
+
+
+def test_an_environment_that_does_not_close_is_no_trouble_of_the_call_that_needs_a_fresh_one():
+    desk = Desk("hangs", Hangs, replace(PATIENCE, timeout_s=1.0, retries=0), Tape(None))
+    desk.ask([call("a", 0)])
+    past = tuple(call("a", turn).message for turn in range(2))
+    (found,) = desk.ask([call("a", 2, past=lambda: past)])
+    assert (found.troubles, found.taped is None) == (0, False)
+
+
+def test_what_grpcs_servers_answer_when_a_handler_fails_may_be_what_the_message_says():
+    def told(name: str) -> bool:
+        kind = type(
+            "RpcError", (Exception,), {"__module__": "grpc", "code": lambda _: type("Code", (), {"name": name})}
+        )
+        return is_trouble(kind())
+
+    assert told("UNAVAILABLE")
+    assert not told("UNKNOWN"), "it comes again however often it is tried"
 
 
 class Unmade(Exception):
@@ -482,6 +553,21 @@ def test_a_template_that_writes_thoughts_into_last_answers_alone_shows_the_polic
     shown = "\n<tool_response>\n42\n</tool_response>" if role == "tool" else "\n42"
     thought = "<think>\n\n</think>\n\n" if told else ""
     assert words.decode(seen) == f"\n<|im_start|>user{shown}<|im_end|>\n<|im_start|>assistant\n{thought}"
+
+
+@pytest.mark.parametrize("content", ["42", "042", ""])
+def test_a_message_whose_end_is_the_first_behind_an_answer_is_shown_whole(content):
+    # Found by reading: of a template that writes no end behind an answer the observation was dropped without a word.
+    tokenizer = tiny.tokenizer((*"0123456789", tiny.PAD, tiny.EOS, "<user>", "<answer>", "<tool>"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<user>", "<answer>", "<tool>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}<answer>{{ m['content'] }}"
+        "{% else %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    words = Words(tokenizer=tokenizer, ends=(tokenizer.eos_token_id,))
+    seen = words.observation(({"role": "tool", "content": content}, {"role": "user", "content": "7"}))
+    assert tokenizer.decode(seen) == f"<tool>{content}<eos><user>7<eos><answer>"
 
 
 def test_a_template_that_leaves_an_answer_out_is_refused():

@@ -1,9 +1,11 @@
 """Snapshots by a worker: what they cost, what a kill leaves, and how another gang gets them back."""
 
 import gc
+import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -20,7 +22,9 @@ from vault_nodes import Node, cluster, holdings, ring, until
 from chaos.patience import patience
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.vault import faults, layout
+from elasticrl.runtime.vault.channel import CAME, STILL
 from elasticrl.runtime.vault.client import Content, Vault
+from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Whole, newest_whole
 from elasticrl.runtime.vault.layout import Table
@@ -483,10 +487,14 @@ def test_a_fetch_has_as_long_as_it_takes_and_is_given_up_when_another_plan_comes
 
         whole = kept(3)
         nodes[0].signal(signal.SIGSTOP)  # a long way
+        begun = time.monotonic()
+        nearer: list[float] = []
         late = threading.Timer(3.5, nodes[0].signal, [signal.SIGCONT])
         late.start()
-        with taker.gather(whole, timeout_s=1.0) as source:  # and a second for the answer
+        # And a second for the answer.
+        with taker.gather(whole, timeout_s=1.0, nearer=lambda: nearer.append(time.monotonic())) as source:
             assert source.values
+            assert not [at for at in nearer if at < begun + 3.0], "nothing has come yet"
         late.join()
 
         whole, begun = kept(4), time.monotonic()
@@ -503,6 +511,48 @@ def test_a_fetch_has_as_long_as_it_takes_and_is_given_up_when_another_plan_comes
         nodes[0].signal(signal.SIGCONT)
         time.sleep(1.0)  # in which all of it could come
         assert {holding.version for holding in taker.holdings()} == {Version(3)}, "it was fetched for nobody"
+        taker.close()
+
+
+def test_a_state_comes_nearer_as_the_server_says_that_more_has_come_and_not_by_the_clock(tmp_path: Path):
+    lines = ({STILL: True}, *({STILL: True, CAME: came} for came in (0, 7, 7, 9)), {"ok": True, "file": "it"})
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "control"))
+        server.listen()
+        control, heard = Control(tmp_path / "control"), []
+        control.nearer = lambda: heard.append(None)
+
+        def answer() -> None:
+            with server.accept()[0] as caller:
+                caller.recv(1 << 16)
+                caller.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert control.ask("fetch", timeout_s=5.0)["file"] == "it"
+        thread.join()
+        control.close()
+    assert len(heard) == 2
+
+
+def test_a_vault_that_fetches_says_how_much_has_come(tmp_path: Path):
+    with ExitStack() as over:
+        giver = Node(tmp_path, 0).start(fault="vault.send.block@3:stop", deadline_s=20.0)
+        over.callback(giver.stop)
+        taken = Node(tmp_path, 1).start(deadline_s=20.0)
+        over.callback(taken.stop)
+        ring([giver, taken], copies=0)
+        giver.keep(3, size=8 * layout.BLOCK)
+        whole = Whole(version=Version(3), generation=1, world=1, lineage=(), sources=(("n0",),), passed_over=())
+        taker = Vault(taken.directory, job="job", node="n1", deadline_s=0.3)
+        begun = time.monotonic()
+        nearer: list[float] = []
+        late = threading.Timer(4.5, giver.signal, [signal.SIGCONT])
+        late.start()
+        with taker.gather(whole, timeout_s=3.0, nearer=lambda: nearer.append(time.monotonic())) as source:
+            assert source.values
+        late.join()
+        assert len([at for at in nearer if at < begun + 4.0]) == 1, "some blocks came, and then none for long"
         taker.close()
 
 

@@ -11,6 +11,7 @@ from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Condition
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Local, Place, Url, explained, place
 from elasticrl.runtime.checkpoint.shelf import (
     Entry,
+    Fresh,
     best_of,
     doomed,
     mark_all,
@@ -274,16 +275,18 @@ def test_pruning_never_removes_the_newest_good_one(where: Place, tmp_path: Path)
     assert found.manifest.version.step == 20
 
 
-def test_pruning_reads_nothing_of_a_checkpoint_that_was_just_written_but_how_long_its_files_are(tmp_path: Path):
+def test_pruning_reads_nothing_of_what_this_node_has_just_written_but_how_long_it_is(tmp_path: Path):
     where = Local(tmp_path / "ck")
     names = [save(where, step) for step in (10, 20, 30)]
     newest = tmp_path / "ck" / names[2] / "data-0000.distcp"
     newest.write_bytes(bytes(len(newest.read_bytes())))
     assert names[1] not in prune(where, keep_last=1), "it is read, and not good"
-    assert names[1] in prune(where, keep_last=1, fresh=names[2])
+    assert names[1] not in prune(where, keep_last=1, fresh=Fresh(names[2], "n01")), "another node wrote it"
+    assert names[1] in prune(where, keep_last=1, fresh=Fresh(names[2], "n00"))
     names.append(save(where, 40))
     (tmp_path / "ck" / names[3] / "data-0000.distcp").write_bytes(b"")
-    assert names[2] not in prune(where, keep_last=1, fresh=names[3]), "it is not as long as it was"
+    fresh = Fresh(names[3], "n00")
+    assert names[2] not in prune(where, keep_last=1, fresh=fresh), "it is not as long as it was"
 
 
 def test_pruning_removes_nothing_when_nothing_is_good(where: Place, tmp_path: Path):

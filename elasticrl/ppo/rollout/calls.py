@@ -164,10 +164,10 @@ class Desk:
         troubles, pause_s = 0, PAUSE_S[0]
         while True:
             try:
-                environment = self._ready(call)
-                taped = within(
-                    partial(self._once, call, environment), patience.timeout_s, late=partial(Desk._late, environment)
-                )
+                environment = self._ready(call, ends)
+                # Its own: by the time of a late answer `environment` is that of a later try.
+                late = partial(_closed, environment)
+                taped = within(partial(self._once, call, environment), patience.timeout_s, late=late)
             except _Failed as trouble:
                 last = trouble
             else:
@@ -186,25 +186,24 @@ class Desk:
             time.sleep(chance.uniform(0.0, pause_s))
             pause_s = min(2 * pause_s, PAUSE_S[1])
 
-    def _ready(self, call: Call) -> Environment:
+    def _ready(self, call: Call, ends: float) -> Environment:
         """The environment, where this call finds it: the living one, or a fresh one that was told all before. That may be many
-        calls, each of which may take its time.
+        calls, each of which may take its time, up to what is left until `ends`.
         """
         with self._lock:
             turn, environment = self._live.pop(call.task.id, (call.turn, None))
         if environment is not None and turn == call.turn - 1:
             return environment
+        timeout_s = self.patience.timeout_s
+        if environment is not None:
+            with suppress(_Failed):  # that it does not close is no trouble of the call
+                within(partial(close, environment), timeout_s, late=lambda _: None)
         calls = 1 if call.turn == RESET or call.state is not None else 1 + len(call.past())
-        return within(partial(self._again, call, environment), calls * self.patience.timeout_s, late=close)
+        left_s = max(ends - time.monotonic(), timeout_s)
+        return within(partial(self._again, call), min(calls * timeout_s, left_s), late=close)
 
-    @staticmethod
-    def _late(environment: Environment, _taped: Taped) -> None:
-        """It answered when nobody waited for it any more, and another one has taken its place."""
-        close(environment)
-
-    def _again(self, call: Call, spent: Environment | None) -> Environment:
+    def _again(self, call: Call) -> Environment:
         """A fresh one, brought to where this call finds it."""
-        close(spent)
         with self._judged(call, self.make):
             environment = self.make()
         with self._judged(call, environment):
@@ -253,6 +252,10 @@ def close(environment: object) -> None:
     """If it can be; what comes of it changes nothing."""
     with suppress(Exception):
         getattr(environment, "close", lambda: None)()
+
+
+def _closed(environment: object, _answer: object) -> None:
+    close(environment)
 
 
 def within(work: Callable[[], _T], timeout_s: float, *, late: Callable[[_T], None]) -> _T:

@@ -67,6 +67,20 @@ class Words:
     def _templated(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """What the chat template puts after an answer's last token: the rest of its turn, these messages, a beginning.
 
+        Where a template writes no end behind an answer, the first one is that of a message: then nothing is left out. It lies
+        behind where other words of the first message would make a difference.
+        """
+        behind, first = self._behind(messages), messages[0]
+        before, content = len(behind), first.get("content")
+        if isinstance(content, str):
+            changed = {**first, "content": "1" if content.lstrip().startswith("0") else "0"}
+            pairs = zip(behind, self._behind([changed, *messages[1:]]), strict=False)
+            before = next((i for i, (a, b) in enumerate(pairs) if a != b), before)
+        return behind[next((i + 1 for i, token in enumerate(behind[:before]) if token in self.ends), 0) :]
+
+    def _behind(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """What the template puts behind an answer's words.
+
         Two answers are shown to it, as what comes behind an answer is alike for both. A beginning that is alike says less:
         Qwen3's template writes an answer that is last in other words than one that is followed by messages.
         """
@@ -86,8 +100,7 @@ class Words:
                 "the chat template leaves out what the policy has said where these messages come after it, so nobody can tell "
                 f"where they begin: {str(messages)[:200]}; give the tokenizer another template, or reply with a text"
             )
-        behind = one[len(one) - alike :]
-        return behind[next((i + 1 for i, token in enumerate(behind) if token in self.ends), 0) :]
+        return one[len(one) - alike :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,16 @@ class Found:
     passed_over: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The checkpoint that was just published, by `node`. What this node wrote it has hashed as it did, and would read from its
+    cache, which says nothing of the disk. What others wrote on a file system that is shared nobody has read yet.
+    """
+
+    name: str
+    node: str
+
+
 def listing(place: Place) -> tuple[Entry, ...]:
     """All published checkpoints, the newest first."""
     entries: list[Entry] = []
@@ -133,17 +143,24 @@ def verify(place: Place, name: str) -> tuple[Problem, ...]:
         return _verified(place, name, partial(_hashed, place, name))
 
 
-def looked_at(place: Place, name: str, *, fresh: bool = False) -> tuple[Problem, ...]:
+def looked_at(place: Place, name: str, *, fresh: Fresh | None = None) -> tuple[Problem, ...]:
     """The same, without reading what is far: at a URL it is enough that a file is there, and as long as it was. Who reads of it
-    checks what it reads, block by block. So it is for one that is `fresh`: those who wrote it have hashed it as they did.
+    checks what it reads, block by block. So it is for what the node of a `fresh` one wrote itself.
     """
-    if not (fresh or isinstance(place, Url)):
+    far = isinstance(place, Url)
+    if not far and (fresh is None or fresh.name != name):
         return verify(place, name)
+
+    def look(file: FileEntry) -> Amiss | None:
+        if far or (fresh is not None and file.node in {fresh.node, ""}):  # its publisher writes what is nobody's shard
+            return _as_long(place, name, sizes, file)
+        return _hashed(place, name, file)
+
     with explained(f"Looking at {name}", place, UNREAD):
         sizes: dict[str, int | None] = {}
         with suppress(FileNotFoundError):
             sizes = place.sizes(name) if isinstance(place, Url) else sizes
-        return _verified(place, name, partial(_as_long, place, name, sizes))
+        return _verified(place, name, look)
 
 
 def _verified(place: Place, name: str, look: Callable[[FileEntry], Amiss | None]) -> tuple[Problem, ...]:
@@ -206,11 +223,11 @@ def newest_good(
     commit: str | None = None,
     uncommitted: bool = False,
     damaged: Mapping[str, str] = NONE,
-    fresh: str | None = None,
+    fresh: Fresh | None = None,
 ) -> Found | None:
     """The newest checkpoint whose every byte is what was written. None if there is none. At a URL no data is read: there the
     one whose files are as long as they were, but for those `damaged` in which somebody has found a changed block. Nor is it of
-    the one that is `fresh`.
+    what was just written here (`fresh`).
 
     CheckpointStorage if the place is away: then nothing is known of any. CheckpointRefused if it is of another version's
     format: no older one is taken in its place.
@@ -227,7 +244,7 @@ def newest_good(
             raise CheckpointRefused(f"This version cannot go on from what is at {place}: {entry.problem}")
         sentence = entry.problem or damaged.get(entry.name, "")
         if not sentence:
-            problems = looked_at(place, entry.name, fresh=entry.name == fresh)
+            problems = looked_at(place, entry.name, fresh=fresh)
             if not problems:
                 assert entry.manifest is not None
                 return Found(manifest=entry.manifest, passed_over=tuple(passed_over))
@@ -358,7 +375,7 @@ def prunable(
     generation: int | None = None,
     commit: str | None = None,
     idle_s: float | None = None,
-    fresh: str | None = None,
+    fresh: Fresh | None = None,
 ) -> tuple[str, ...]:
     """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
     unfinished. `generation`: the job's present one. Who does not know it goes by the newest commit's, which may be another
@@ -366,9 +383,8 @@ def prunable(
     into for so long.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. At a URL sizes have
-    to do, as it would travel whole after each commit. So they have for the one that was just written (`fresh`): what was
-    written a moment ago is read from the cache, which says nothing of the disk. CheckpointCorrupt if nothing is good: every
-    byte may then be needed for a rescue.
+    to do, as it would travel whole after each commit. So they have for what this node has just written (`fresh`).
+    CheckpointCorrupt if nothing is good: every byte may then be needed for a rescue.
     """
     with explained("Looking through checkpoints", place):
         entries = listing(place)
@@ -422,7 +438,7 @@ def clear(place: Place, names: Iterable[str]) -> None:
 
 def prune(
     place: Place, *, keep_last: int, keep_every: int = 0, keep_best: bool = False, generation: int | None = None,
-    commit: str | None = None, fresh: str | None = None,
+    commit: str | None = None, fresh: Fresh | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Remove what is `prunable`, and nothing where no checkpoint is good; the names that went."""
     try:

@@ -18,7 +18,7 @@ from elasticrl.base.parsed import parsed
 from elasticrl.runtime.checkpoint.manifest import Conditions
 from elasticrl.runtime.checkpoint.place import Place, place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
-from elasticrl.runtime.checkpoint.shelf import clear, mark_all, overtaken, prune
+from elasticrl.runtime.checkpoint.shelf import Fresh, clear, mark_all, overtaken, prune
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError, StateError
 from elasticrl.runtime.vault.layout import Torn
@@ -137,7 +137,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                     timeout_s=request["timeout_s"], own=own["shards"] if own else None,
                     nodes=own["nodes"] if own else (), hopeless=hope, chain=request["chain"],
                 )  # fmt: skip
-                answer["manifest"] = manifest.name
+                answer |= {"manifest": manifest.name, "node": stamp.node}
         except (StateError, OSError) as error:
             answer |= {"ok": False, "why": str(error)}
             withdraw(where, stamp)
@@ -179,12 +179,14 @@ def serve(fd: int, orphan_s: float) -> None:
         os.nice(10)  # a checkpoint is never urgent
     torch.set_num_threads(1)
     with socket.socket(fileno=fd) as sock:
-        inbox, published = Inbox(sock), ""
+        inbox = Inbox(sock)
+        published: Fresh | None = None
         while (asked := inbox.next()) is not None:
             request = asked.body
             if request["op"] == "save":
                 answer = save(request, asked.fds[0], asked.fds[1:], Hope(inbox, request, orphan_s))
-                published = answer.get("manifest", published)
+                if "manifest" in answer:
+                    published = Fresh(answer["manifest"], answer["node"])
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             elif request["op"] == "lost":

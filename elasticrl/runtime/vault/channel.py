@@ -23,6 +23,7 @@ from elasticrl.runtime.vault.errors import VaultError
 
 PROTOCOL = 1
 STILL = "still"  # of a line that says: the answer is on its way
+CAME = "came"  # of such a line: bytes that have come from elsewhere
 MIN_KEY = 16
 MAX_FRAME = 32 << 20
 MAX_HELLO = 4096  # before the other side has proved anything
@@ -104,6 +105,7 @@ class Channel:
         self.deadline_s = deadline_s
         self.peer = ""
         self.moved_bytes = 0  # of files, sent
+        self.came_bytes = 0
         self._signer: Signer | None = None
 
     async def send(self, frame: Mapping[str, object], raw: bytes | memoryview = b"") -> None:
@@ -180,6 +182,7 @@ class Channel:
                 if not got:
                     raise ConnectionResetError(f"{self.peer or 'the peer'} closed the connection")
                 view = view[got:]
+                self.came_bytes += got
 
     async def _put(self, data: bytes | memoryview) -> None:
         async with asyncio.timeout(self.deadline_s):

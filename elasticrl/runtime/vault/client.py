@@ -353,7 +353,7 @@ class Vault:
 
         A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as
         it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `nearer` is
-        called now and then, by the thread that asked.
+        called as more has come or was checked, by the thread that asked.
         `choose` is shown the outline (all pieces and values, the data of remote ones not yet there) and says which pieces it
         will read; None reads everything.
         """
@@ -383,7 +383,7 @@ class Vault:
 
             def whole_of(of: tuple[tuple[Whole, int, Callable[..., _Part]], _Part], control: Control) -> Shard:
                 (layer, number, look), part = of
-                obtain = partial(self._obtain, partial(look, control=control), number, part, wanted)
+                obtain = partial(self._obtain, partial(look, control=control), control.nearer, number, part, wanted)
                 shard = pins.enter_context(self._nearest(layer, number, obtain, check=check, answered=part.node))
                 return shard_of(shard, under=layer is not whole)
 
@@ -395,14 +395,18 @@ class Vault:
     ) -> list[_T]:
         """What `get` brings of each, some at once, each over a connection of its own: a question takes as long as another
         node takes to answer, and a shard as long as another node takes to send it. The nodes begin at different ones, and do
-        not all ask one vault at a time. `nearer` is called meanwhile.
+        not all ask one vault at a time. `nearer` is called as more of it is here, and not while nothing comes.
         """
         free: queue.SimpleQueue[Control] = queue.SimpleQueue()
+        more = threading.Event()
 
         def run(one: _Of) -> _T:
             control = free.get()
             try:
-                return get(one, control)
+                control.nearer = more.set
+                found = get(one, control)
+                more.set()
+                return found
             finally:
                 free.put(control)
 
@@ -417,7 +421,9 @@ class Vault:
             while (ends := wait(turned.values(), TURN_S, FIRST_EXCEPTION)).not_done:
                 if any(future.exception() for future in ends.done):
                     break
-                nearer()
+                if more.is_set():
+                    more.clear()
+                    nearer()
             return [turned[at].result() for at in range(len(of))]
 
     def _local(self, whole: Whole) -> Iterator[tuple[int, Pinned]]:
@@ -457,8 +463,9 @@ class Vault:
         return _Part(found, node, frozenset(answer["blocks"]))
 
     def _obtain(
-        self, look: Callable[..., "_Part"], number: int, part: "_Part", wanted: Sequence[Piece] | None, node: str
-    ) -> Pinned:
+        self, look: Callable[..., "_Part"], nearer: Callable[[], None], number: int, part: "_Part",
+        wanted: Sequence[Piece] | None, node: str,
+    ) -> Pinned:  # fmt: skip
         """One shard, with the data of the wanted pieces, checked. `part` is what is here of it already."""
         with ExitStack() as pins:
             if node != part.node:
@@ -469,8 +476,14 @@ class Vault:
                 part.shard.close()  # an outline has served its purpose
                 part = look(number, blocks, node)
             pins.enter_context(part.shard)
+
+            def told() -> Iterator[int]:  # a large shard takes its time
+                for block in blocks:
+                    nearer()
+                    yield block
+
             # What came from another node was checked as it came, into a file that is ours alone.
-            if part.blocks is None and (bad := layout.damage(part.shard.memory, part.shard.sealed, blocks)):
+            if part.blocks is None and (bad := layout.damage(part.shard.memory, part.shard.sealed, told())):
                 raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
             pins.pop_all()
             return part.shard

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.base.parsed import parsed
-from elasticrl.runtime.vault.channel import PROTOCOL, STILL
+from elasticrl.runtime.vault.channel import CAME, PROTOCOL, STILL
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.version import Version
 
@@ -26,6 +26,7 @@ class Control:
     def __init__(self, path: Path, *, deadline_s: float = 5.0) -> None:
         self.path = path
         self.deadline_s = deadline_s
+        self.nearer: Callable[[], None] = lambda: None  # called as the server says that more has come
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._rest = b""
@@ -69,6 +70,7 @@ class Control:
             self._rest = b""
         self._sock.settimeout(max(limit - time.monotonic(), 0.001))
         self._sock.sendall(line)
+        came = 0
         while True:
             while b"\n" not in self._rest:
                 left_s = max(limit - time.monotonic(), 0.001)
@@ -90,6 +92,9 @@ class Control:
             if not answer.get(STILL):
                 return answer
             limit = time.monotonic() + patience_s
+            if (more_came := int(answer.get(CAME, 0))) > came:
+                came = more_came
+                self.nearer()
 
     def _silent(self, op: str, error: Exception) -> VaultError:
         return VaultError(

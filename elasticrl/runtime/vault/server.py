@@ -25,7 +25,7 @@ from elasticrl.base.parent import Led
 from elasticrl.base.parsed import parsed
 from elasticrl.base.strangers import HELLO_S, put_out
 from elasticrl.contract.ring import NOBODY, Ring, buddies
-from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
+from elasticrl.runtime.vault.channel import CAME, PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.push import Buddy, Caller
@@ -83,6 +83,7 @@ class Server:
         self._leaving: asyncio.TimerHandle | None = None  # when we end, for our node has left
         self._complaint = ""  # why the last conversation with another vault ended badly
         self._born = time.monotonic()
+        self._fetching: dict[asyncio.Task[object], Channel] = {}
 
     # -- life
 
@@ -217,11 +218,15 @@ class Server:
             writer.close()
 
     async def _still(self, work: Coroutine[Any, Any, dict[str, Any]], writer: asyncio.StreamWriter) -> dict[str, Any]:
-        """What it comes to; the caller hears now and then that it is under way. It ends where that cannot be told any more."""
+        """What it comes to; the caller hears now and then that it is under way, and how much has come. It ends where that
+        cannot be told any more.
+        """
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=STILL_S))[0]:
-                writer.write(json.dumps({"v": PROTOCOL, STILL: True}).encode() + b"\n")
+                channel = self._fetching.get(task)
+                came = channel.came_bytes if channel else 0
+                writer.write(json.dumps({"v": PROTOCOL, STILL: True, CAME: came}).encode() + b"\n")
                 async with asyncio.timeout(self.options.deadline_s):
                     await writer.drain()
             return task.result()
@@ -345,6 +350,10 @@ class Server:
         blocks = request.get("blocks")
         by = word(str(request["by"]))  # workers of one node may fetch different blocks of one shard at the same time
         channel = await self._caller.call(address)
+        task = asyncio.current_task()
+        assert task is not None
+        self._fetching[task] = channel
+        channel.came_bytes = 0  # that somebody greets is nothing of what was asked for
         try:
             answer, size = await channel.ask({"op": "get", **wanted, "blocks": blocks})
             offered = await promised(channel, answer, size)
@@ -354,6 +363,7 @@ class Server:
             else:
                 path = await self._stock.take_part(channel, offered, f"{PART}{by}-{offered.stamp.writer}", chosen)
         finally:
+            del self._fetching[task]
             channel.close()
         nbytes = sum(stop - start for start, stop in map(offered.shape.block, chosen))
         return {"file": path.name, "nbytes": nbytes, "blocks": chosen}
