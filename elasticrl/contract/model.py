@@ -3,6 +3,8 @@
 The one idea: a leader writes a single `Plan`, and every node makes itself match it. A `Record` is what a member says of
 itself; a `Commit` is the newest disk checkpoint; a `View` is what a node has seen of the store. All are frozen, so that
 yesterday's view can be compared with today's.
+
+Long because it is one vocabulary.
 """
 
 import re

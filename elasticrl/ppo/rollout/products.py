@@ -103,7 +103,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 def alike() -> bool:
     """Are there such products here, with the same bits in a row however many others there are, packed or not?"""
     ops = torch.ops.mkldnn
-    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):
+    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False
