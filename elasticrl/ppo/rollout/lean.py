@@ -102,7 +102,8 @@ class _Layer:
         inner = normed(hidden, self.between)
         gate, up = self.gate(inner), self.up(inner)
         acted = self.act(gate) if self.even else _joined([self.act(its) for its in gate.split(rows)])
-        return hidden + self.down(acted * up)
+        made: torch.Tensor = hidden + self.down(acted * up)
+        return made
 
     def _seen(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: tuple[int, Any, Any]) -> torch.Tensor:
         """What a block's rows attend to."""
