@@ -134,7 +134,7 @@ MUTANTS: Final = (
     _m("who is stopped while paused saves first", "core.lead.intents", "_ends_to_save(scene) or _forms_to_save(scene):", "_ends_to_save(scene):", "stopped-while-it-is-paused"),
     _m("who leaves a paused job saves first", "core.lead.intents", "    if leaving := _leave_while_paused(scene):", "    if leaving := None:", "all-drained-while-paused"),
     _m("what forms to save is not paused again", "core.lead.intents", "    if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):", "    if False:", "all-drained-while-paused"),
-    _m("a sick node is put away", "core.lead.lost_seats", "if fate.fresh and scene.blames_its_node(record) and failures", "if False and failures", "sick-node"),
+    _m("a sick node is put away", "core.lead.lost_seats", "if counts and failures and", "if False and failures and", "sick-node"),
     _m("fresh workers where the plan asks for them", "core.node.follow", "if alive(workers) and workers.born == seat.born:", "if alive(workers):", "crash-loop"),
     _m("workers without a seat end", "core.node.follow", "    if alive(workers):\n        halt = Halt(generation=plan.generation, save=False", "    if False:\n        halt = Halt(generation=plan.generation, save=False", "two-seats-and-a-spare"),
     _m("quarantines are few", "core.lead.quarantines", "if member not in written][:room])", "if member not in written])", "many-fall-out-twice"),

@@ -199,12 +199,8 @@ def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
     if seat.member.node in scene.conviction.guilty:
         return fate.cause
     failures = scene.lead.failures.get(seat.member.node)
-    if (
-        fate.fresh
-        and scene.blames_its_node(record)
-        and failures
-        and failures.count >= scene.settings.health.node_strikes
-    ):
+    counts = fate.fresh and scene.blames_its_node(record)
+    if counts and failures and failures.count >= scene.settings.health.node_strikes:
         return Cause(why=Why.FAILED_AGAIN, who=(seat.member,), count=failures.count, step=failures.step)
     return None
 
