@@ -71,7 +71,7 @@ MUTANTS: Final = (
     _m("a script begins afresh in each gang", "core.lead.scene", "        if not self.settings.means.in_place:\n            return self._train_afresh(", "        if False:\n            return self._train_afresh(", "a-script-loses-a-worker-and-a-node"),
     _m("a script is not parked", "core.node.follow", "    if state.settings.means.in_place:\n        return (Park(", "    if True:\n        return (Park(", "a-script-is-paused-and-goes-on"),
     _m("a script is not started again for each newcomer", "core.lead.growth", "if scene.now < due:  # each growth", "if False:  # each growth", "a-script-loses-a-worker-and-a-node"),
-    _m("a script that has got on has no strike", "core.lead.lost_seats", "strike = None if scene.lasted else plan.strike", "strike = plan.strike", "a-script-fails-now-and-then"),
+    _m("a script that has got on has no strike", "core.lead.lost_seats", "before = strike = None if scene.lasted else plan.strike", "before = strike = plan.strike", "a-script-fails-now-and-then"),
     _m("a node whose script has got on has not failed again", "core.lead.lead", "known = {} if scene.lasted else lead.failures", "known = lead.failures", "a-script-fails-now-and-then"),
     _m("a script's node keeps its seat until it has a process", "core.lead.scene", "ready = record.warm or not (self.settings.means.in_place or record.problem)", "ready = record.warm", "a-script-fails-twice-at-once"),
     _m("a peer's end does not speak against a script's node", "core.lead.scene", "return of_exit(record.exit).sign is Sign.PEER_GONE", "return False", "a-script-is-no-worse-than-its-peers"),

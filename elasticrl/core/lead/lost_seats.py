@@ -33,7 +33,7 @@ def losses(scene: Scene) -> Move | None:
         return None
     if spared := _leaves_too_few(scene):
         return spared
-    strike = None if scene.lasted else plan.strike
+    before = strike = None if scene.lasted else plan.strike
     failed = [record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way]
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     ended = own or _unblamed(scene)
@@ -53,7 +53,7 @@ def losses(scene: Scene) -> Move | None:
     confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
     if not own and confined.intersection(record.member for record in failed):
-        strike = explained(strike)  # the others go on without the one that may have caused it
+        strike = before  # the others try it once without the one that may have caused it
     stays = [(f, s) for f, s in zip(scene.fates, plan.seats, strict=True) if s.member not in scene.left_behind]
     fates = tuple(replace(f, seat=None) if f.seat and s.member in confined else f for f, s in stays)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
