@@ -139,10 +139,9 @@ DONE = {**MADE, "event": "recovery.done", "generation": 2, "rung": "reform", "to
 EVALUATED = {"step": 3, "evaluated": {"score": 0.5}, "samples": [{"prompt": "p", "answer": "a", "score": 0.5}]}
 
 
-def said_by_ppo(metrics: dict[str, Any], **more: object) -> str:
-    return json.dumps(
-        {"event": "ppo.step", "step": 3, "generation": 1, "seconds": {"update": 0.1}, "metrics": metrics} | more
-    )
+def said_by_ppo(**more: object) -> str:
+    told = {"event": "ppo.step", "step": 3, "generation": 1, "seconds": {"update": 0.1}, "metrics": {"loss": 0.5}}
+    return json.dumps(told | more)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def said_by_ppo(metrics: dict[str, Any], **more: object) -> str:
           for name in ("step", "reward", "generation", "wall", "kl")),
         *(("history.jsonl", json.dumps(EVALUATED | more)) for more in ({"step": "#"}, {"evaluated": {"score": "#"}},
           {"samples": [{"prompt": "p", "answer": "a", "score": "#", "parts": {"x": "#"}}]})),
-        *(("attempt_1.log", said_by_ppo({"loss": 0.5}, **more))
+        *(("attempt_1.log", said_by_ppo(**more))
           for more in ({"step": "#"}, {"metrics": {"reward": "#"}}, {"seconds": {"update": "#"}}, {"ts": "#"})),
         *(("n3.daemon.log", json.dumps({**DONE, name: "#"})) for name in ("total_s", "generation")),
         ("n3.daemon.log", json.dumps({**DONE, "stages": {"decide": "#"}})),
@@ -177,7 +176,7 @@ def test_no_number_of_a_line_ends_the_report(tmp_path: Path, file: str, line: st
 def test_no_moment_of_a_line_ends_the_report(tmp_path: Path, at: str) -> None:
     rows = [*lines_of("n0"), {**MADE, "event": "plan.adopted", "at": at}]
     (tmp_path / "n0.daemon.log").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "attempt_1.log").write_text(said_by_ppo({"loss": 0.5}, ts=at))
+    (tmp_path / "attempt_1.log").write_text(said_by_ppo(ts=at))
     (tmp_path / "incidents").mkdir()
     told = {**json.loads(next(iter(made_incident(tmp_path).glob("*.json"))).read_text()), "began": at}
     (tmp_path / "incidents" / "a.json").write_text(json.dumps(told))
