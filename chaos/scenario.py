@@ -350,7 +350,10 @@ def big(nodes: int, minutes: float, every_s: float, seed: int) -> Scenario:
     settings = Settings(lanes=nodes, membership=membership)
     # Agents that have nothing new to say speak as often as records are refreshed: most of the events are theirs.
     shape = Shape(nodes=nodes, settings=settings, step_s=2.0, save_every=10, agent_s=membership.report_s)
-    return Scenario(name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=faults, trouble_s=trouble_s)
+    # A third strike keeps a node out for four minutes, and a commit comes each 20 s.
+    return Scenario(
+        name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=faults, trouble_s=trouble_s, liveness_s=360.0
+    )
 
 
 def _until_over(fault: Fault, at: float, drawn: list[Fault], times: list[float]) -> float | None:
