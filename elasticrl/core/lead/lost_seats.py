@@ -17,7 +17,7 @@ from elasticrl.core.lead.quarantines import capped, confinements, cut_off
 from elasticrl.core.lead.scene import Move, Scene
 from elasticrl.core.lead.shards import wait_for
 from elasticrl.core.lead.stalls import said
-from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or
+from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or, worst
 from elasticrl.core.node.rows import Fate
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
@@ -42,7 +42,7 @@ def losses(scene: Scene) -> Move | None:
         cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
         due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
-        if not own and strike.worst >= limit and scene.now < due:
+        if not own and worst(strike) >= limit and scene.now < due:
             return Move(
                 wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
             )
