@@ -17,7 +17,7 @@ from typing import Any, Final
 from chaos.mutants import MUTANTS, ROOT, Broken
 
 #: Guards that two nodes, a store and two faults can be in need of: with how many faults, and of which kinds, to look first.
-#: "boot": from the first moment on.
+#: `HOW`: "boot": from the first moment on; "always": the second comes when the job is well again, too.
 GUARDS: Final[dict[str, tuple[int, str]]] = {
     "a commit is fenced by the plan": (1, ""),
     "a commit is fenced by the commit before it": (1, "repeat_request"),
@@ -28,6 +28,7 @@ GUARDS: Final[dict[str, tuple[int, str]]] = {
     "a wish is not repeated before its time": (1, "boot kill_worker"),
     "a step is committed once": (0, ""),
     "a stop is heeded": (1, "stop"),
+    "a stopped job stays stopped": (2, "always stop"),
     "a plan resumes from the newest commit": (1, "kill_worker"),
     "survivors keep their order": (1, "kill_worker"),
     "the leaving lose their seat": (1, "drain"),
@@ -45,6 +46,7 @@ GUARDS: Final[dict[str, tuple[int, str]]] = {
     "a gang that does not grow goes on without who does not come": (2, "kill_node kill_worker"),
     "a gang that breaks waits for nobody to load": (2, "kill_node kill_worker"),
 }
+HOW: Final = ("boot", "always")
 EACH_S: Final = 60.0  # of computing, for one guard
 BACK_S: Final = 10  # for each fault: two nodes are well again after that, if nothing keeps them from it
 
@@ -160,10 +162,12 @@ def table(asked: argparse.Namespace) -> int:
 
 def _apart(name: str, asked: argparse.Namespace, faults: int, kinds: str, back: int = 999) -> dict[str, Any]:
     """In a process of its own, without the core's own asserts."""
+    words = kinds.split()
     command = [
         sys.executable, "-O", "-m", "chaos.explore", "--json", "--broken", name, "--nodes", str(asked.nodes),
         "--faults", str(faults), "--turns", str(asked.turns), "--seconds", str(min(EACH_S, asked.seconds)),
-        "--kinds", kinds.removeprefix("boot"), "--back", str(back or 999), *(["--boot"] if kinds.startswith("boot") else []),
+        "--kinds", " ".join(word for word in words if word not in HOW), "--back", str(back or 999),
+        *(f"--{word}" for word in words if word in HOW),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=40 * EACH_S, check=False)
     if not done.stdout:  # a broken core that crashes has been noticed

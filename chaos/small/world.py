@@ -254,8 +254,8 @@ class Rules:
         if not world.cuts:
             pairs = combinations(range(self.count), 2)
             yield from (("fault", "cut", a, b, steps) for a, b in pairs for steps in (2 * self.lease, NEVER))
-        if not world.past.asked:
-            yield ("fault", "stop", next((i for i, node in enumerate(world.nodes) if node.up), 0))
+        # More than once: the second one comes to a job that is stopped.
+        yield from (("fault", "stop", i) for i in [i for i, node in enumerate(world.nodes) if node.up][:1])
 
     def _faults_of(self, i: int, node: Node) -> Iterator[Move]:
         """Those of one node: before its lease is over it is back, or well after."""

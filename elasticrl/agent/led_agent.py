@@ -4,7 +4,7 @@ The one idea: torch's agent loop restarts everybody whenever anything changes. H
 they ended and keep the worker group's books, while who is in comes from outside, as a generation with ranks. A living worker
 is told of a new generation; only a dead or sick one is replaced, by a process that is warm already.
 
-Long because each order is there with what ends, hinders or overtakes it.
+Long because torch's agent is one class, and each of its hooks needs the same books.
 """
 
 import asyncio

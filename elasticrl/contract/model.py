@@ -81,15 +81,6 @@ class Strike:
         0  # of `count`: gangs of which all workers that ended said that a peer had gone, and none is known to have
     )
 
-    @property
-    def worst(self) -> int:
-        """How often the program failed, or nobody did who was to blame, whichever is more: only one of them may explain itself.
-
-        >>> Strike(cause=Cause(why=Why.FAILED), step=7, count=3, unblamed=2).worst
-        2
-        """
-        return max(self.count - self.unblamed, self.unblamed)
-
 
 @dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict
 class Plan:

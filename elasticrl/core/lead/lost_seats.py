@@ -17,7 +17,7 @@ from elasticrl.core.lead.quarantines import capped, confinements, cut_off
 from elasticrl.core.lead.scene import Move, Scene
 from elasticrl.core.lead.shards import wait_for
 from elasticrl.core.lead.stalls import said
-from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or
+from elasticrl.core.lead.strikes import explained, hopeless, strike_of, strike_or, worst
 from elasticrl.core.node.rows import Fate
 
 PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
@@ -33,7 +33,7 @@ def losses(scene: Scene) -> Move | None:
         return None
     if spared := _leaves_too_few(scene):
         return spared
-    strike = None if scene.lasted else plan.strike
+    before = strike = None if scene.lasted else plan.strike
     failed = [record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way]
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     ended = own or _unblamed(scene)
@@ -42,7 +42,7 @@ def losses(scene: Scene) -> Move | None:
         cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
         due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
-        if not own and strike.worst >= limit and scene.now < due:
+        if not own and worst(strike) >= limit and scene.now < due:
             return Move(
                 wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
             )
@@ -53,7 +53,7 @@ def losses(scene: Scene) -> Move | None:
     confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
     if not own and confined.intersection(record.member for record in failed):
-        strike = explained(strike)  # the others go on without the one that may have caused it
+        strike = before  # the others try it once without the one that may have caused it
     stays = [(f, s) for f, s in zip(scene.fates, plan.seats, strict=True) if s.member not in scene.left_behind]
     fates = tuple(replace(f, seat=None) if f.seat and s.member in confined else f for f, s in stays)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)

@@ -15,7 +15,7 @@ def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = Fal
     beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
 
     So do `unblamed` ones, where all workers that ended say that a peer had gone, and none had, as far as is known. The two are
-    not added up at the limit (`Strike.worst`): a death that was told of too late looks like one of these.
+    not added up at the limit (`worst`): a death that was told of too late looks like one of these.
 
     Found by simulation: a worker that failed of something else in between must not make a crash loop look new.
     """
@@ -30,6 +30,15 @@ def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = Fal
             unblamed=before.unblamed + int(unblamed),
         )
     return before if before.count > 1 else Strike(cause=cause, step=step, count=1)
+
+
+def worst(strike: Strike) -> int:
+    """How often the program failed, or ended for a peer that nobody knows to have gone, whichever is more.
+
+    >>> worst(Strike(cause=Cause(why=Why.FAILED), step=7, count=3, unblamed=2))
+    2
+    """
+    return max(strike.count - strike.unblamed, strike.unblamed)
 
 
 def explained(before: Strike | None) -> Strike | None:
@@ -56,13 +65,13 @@ def alike(one: Cause, other: Cause) -> bool:
 def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:
     """Go on, or stop the job: the same failure has come too often."""
     limit = scene.settings.recovery.no_progress_limit
-    if strike is None or strike.worst < limit:
+    if strike is None or worst(strike) < limit:
         return Move(plan=go_on())
     mixed = ", among others" if strike.mixed else ""
     loop = Cause(
         why=Why.CRASH_LOOP,
         fault=strike.cause.fault,
-        count=strike.worst,
+        count=worst(strike),
         step=strike.step,
         said=f"{strike.cause}{mixed}",
     )
