@@ -400,7 +400,9 @@ def test_torch_is_to_ask_for_huge_pages_unless_the_operator_says_otherwise(monke
     assert common_env(spec)[HUGE_PAGES] == environment(spec)[HUGE_PAGES] == "no"
 
 
-@pytest.mark.parametrize(("said", "gives"), [("9", True), ("-1", False), ("4294967295", False), ("11", False), ("", False), (None, False)])
+@pytest.mark.parametrize(
+    ("said", "gives"), [("9", True), ("-1", False), ("4294967295", False), ("11", False), ("", False), (None, False)]
+)
 def test_a_machine_that_gives_free_memory_back_is_known_by_its_kernel(
     tmp_path: Path, said: str | None, gives: bool
 ) -> None:
