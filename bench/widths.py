@@ -99,6 +99,9 @@ def one(job: dict[str, Any]) -> dict[str, float]:
         def publish(self, version: int) -> None:
             self.version = version
 
+        def crowds(self, sizes: Sequence[int]) -> list[list[int]]:
+            return [[at] for at in range(len(sizes))]
+
         def generate(self, requests: Sequence[Any], *, version: int) -> Samples:
             prompts, seen = left_padded([request.prompt for request in requests], prompt, 0)
             places = [(request.id + ".0").split(".")[:2] for request in requests]  # prompt, sample of it

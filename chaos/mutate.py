@@ -28,6 +28,8 @@ from typing import Final
 
 from chaos.mutants import MUTANTS, ROOT
 
+#: Without `node.calm` and `node.rows`, which decide nothing: tests/sim/test_cheap.py compares them with the long way,
+#: `node.calm` in every scenario.
 CORE: Final = (
     "step", "node.follow", "lead.lead", "lead.lost_seats", "lead.growth", "lead.intents", "lead.probing", "lead.stalls",
     "lead.strikes", "lead.quarantines", "node.suspect", "node.setback", "lead.shards", "lead.scene", "lead.drain",

@@ -155,7 +155,11 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
         name=f"seed {seed}",
         seed=str(seed),
         shape=shape,
-        faults=_faults(chance, names, trouble_s) + _of_ways(Random(f"ways {seed}"), names, trouble_s, deep=shape.deep),
+        faults=(
+            *_faults(chance, names, trouble_s),
+            *_of_ways(Random(f"ways {seed}"), names, trouble_s, deep=shape.deep),
+            *_of_losses(Random(f"lost {seed}"), trouble_s),
+        ),
         trouble_s=trouble_s,
         all_must_strike=False,
     )
@@ -310,6 +314,16 @@ def _of_ways(chance: Random, names: list[str], trouble_s: float, *, deep: bool) 
     return (Fault(kind=kind, at=at, node=chance.choice(names), for_s=lasting(chance, 2, 40), value=900.0),)
 
 
+def _of_losses(chance: Random, trouble_s: float) -> tuple[Fault, ...]:
+    """One time in thirty the store loses its data, or is set back."""
+    if chance.random() > 1 / 30:
+        return ()
+    at = round(chance.uniform(1, trouble_s), 3)
+    if chance.random() < 0.5:
+        return (Fault(kind="store_wiped", at=at),)
+    return (Fault(kind="store_set_back", at=at, for_s=lasting(chance, 1, 30)),)
+
+
 #: What befalls single nodes of a big cluster, and its store.
 EVERYDAY = (
     "kill_worker", "kill_node", "kill_daemon", "kill_agent", "power_cut", "hang_worker", "stop_worker", "pause",
@@ -336,7 +350,10 @@ def big(nodes: int, minutes: float, every_s: float, seed: int) -> Scenario:
     settings = Settings(lanes=nodes, membership=membership)
     # Agents that have nothing new to say speak as often as records are refreshed: most of the events are theirs.
     shape = Shape(nodes=nodes, settings=settings, step_s=2.0, save_every=10, agent_s=membership.report_s)
-    return Scenario(name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=faults, trouble_s=trouble_s)
+    # A third strike keeps a node out for four minutes, and a commit comes each 20 s.
+    return Scenario(
+        name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=faults, trouble_s=trouble_s, liveness_s=360.0
+    )
 
 
 def _until_over(fault: Fault, at: float, drawn: list[Fault], times: list[float]) -> float | None:

@@ -7,6 +7,7 @@ own: where they come `apart`, a node sees one key's news before another's of the
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Final
 
 from chaos.history import CROSSING_S, Advised, Committed, Confined, Elected, Expired, Inspected, Planned
@@ -99,8 +100,7 @@ class Store:
         self._lease = 0
         self._ttl_s = 0.0
         self._blocked: list[tuple[Watcher, str, int]] = []  # whose news waits for the store to be up
-        self._newest: dict[str, Record] = {}  # all records, without their leases
-        self._everyone: dict[str, Record] | None = None  # the same as every watcher of them is shown it; None: changed
+        self._everyone: dict[str, Record] | None = None  # all records, as every watcher of them is shown; None: changed
 
     # ---- leases
 
@@ -148,7 +148,7 @@ class Store:
     def _drop(self, lease: int, owner: Member) -> None:
         """What hung on a lease goes: its owner's record, and the office."""
         if owner.node in self.records and self.records[owner.node][1] == lease:
-            del self.records[owner.node], self._newest[owner.node]
+            del self.records[owner.node]
             self._everyone = None
             self._touch(owner.node, "members")
         if self.leader_lease == lease and self.shared.leader is not None:
@@ -189,7 +189,7 @@ class Store:
         self.records, self.quarantines, self.drains = dict(to.records), dict(to.quarantines), dict(to.drains)
         self.leader_lease = to.leader_lease
         self.leases = {number: Lease(owner, self._ttl_s, now + self._ttl_s) for number, owner in to.leases.items()}
-        self._newest, self._everyone = {name: entry[0] for name, entry in self.records.items()}, None
+        self._everyone = None
         for held in lost:
             self._world.note(Expired(at=now, member=str(held.owner)))
         for number in self.leases:
@@ -206,7 +206,6 @@ class Store:
         if record.advice and (before is None or before[0].advice != record.advice):
             self._world.note(Advised(at=self._world.now, member=str(record.member), advice=record.advice))
         self.records[record.member.node] = (record, lease)
-        self._newest[record.member.node] = record
         self.writes += 1
         self._everyone = None
         self._touch(record.member.node, "members")
@@ -434,7 +433,7 @@ class Store:
         shared, node = self.shared, watcher.node
         record = self.records.get(node)
         if watcher.everyone and self._everyone is None:
-            self._everyone = self._newest.copy()
+            self._everyone = dict(zip(self.records, map(itemgetter(0), self.records.values()), strict=True))
         return View(
             revision=self.revision,
             epoch=shared.epoch,

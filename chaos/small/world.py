@@ -852,9 +852,7 @@ class Rules:
         if not trains_on:
             self._leave_gang(turn, i, silent=False)
         timers = tuple(t for t in turn.world.nodes[i].timers if t.what != "halt")  # another gang is the newer order
-        self._node(
-            turn, i, work=Work.JOINING, generation=plan.generation, stall=False, ends=0, timers=timers
-        )
+        self._node(turn, i, work=Work.JOINING, generation=plan.generation, stall=False, ends=0, timers=timers)
         self._began(turn, i, plan, fresh=False)
         number = self.of(plan)
         if trains_on and gang is not None:

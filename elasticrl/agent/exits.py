@@ -84,11 +84,11 @@ def judge(facts: Traces) -> tuple[str, bool, Sign | None]:
     ('signal 9 (SIGKILL)', False, None)
     """
     if facts.killed:
-        return facts.killed, False, facts.sign
+        return facts.killed, False, facts.sign or Sign.KILLED
     if facts.memory:
         return f"out of memory: {facts.memory}", False, Sign.OOM_KILLED
     if facts.code is None:
-        return "it ended, and nobody could say how", False, None
+        return "it ended, and nobody could say how", False, Sign.GONE
     named = facts.raised in VICTIMS or raised.short(facts.raised) in KNOWN
     victim = named or VICTIM.search(facts.message) is not None
     if facts.code < 0:

@@ -3,6 +3,8 @@
 The one idea: torch's agent loop restarts everybody whenever anything changes. Here torch's classes start processes, read how
 they ended and keep the worker group's books, while who is in comes from outside, as a generation with ranks. A living worker
 is told of a new generation; only a dead or sick one is replaced, by a process that is warm already.
+
+Long because each order is there with what ends, hinders or overtakes it.
 """
 
 import asyncio
@@ -37,6 +39,7 @@ from elasticrl.base.address import split
 from elasticrl.base.parent import Led, stops
 from elasticrl.contract import seat, wire
 from elasticrl.contract.beats import Snapshot
+from elasticrl.contract.evidence import Sign
 from elasticrl.contract.model import LOADING, Commit, Exit, Facts, Work
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Place, Reform
 from elasticrl.contract.wire import Ended, Report
@@ -278,7 +281,9 @@ class LedAgent(LocalElasticAgent):
         if len(self._told.chosen) < place.slots:
             cause = f"no process could be started within {START_S:g} s"
             cause = f"{cause}: {self._spares.problem}" if self._spares.problem else cause
-            self._exit = Exit(generation=place.generation, slot=None, step=place.resume, cause=cause, own=False)
+            self._exit = Exit(
+                generation=place.generation, slot=None, step=place.resume, cause=cause, own=False, sign=Sign.GONE
+            )
         else:
             self._told.place = place
             self._initialize_workers(self._group)

@@ -68,10 +68,17 @@ def main(channel: socket.socket, job: Job) -> None:
             print(left.code, file=sys.stderr)
         end(left.code if isinstance(left.code, int) else int(left.code is not None))
     except Exception as error:  # noqa: BLE001 - whatever a program raises; it goes to its log and to the error file
-        traceback.print_exc()
-        with contextlib.suppress(OSError):  # the disk that it goes to is full: it has ended all the same
-            confess(error, Path(os.environ[ERROR_FILE]))
-        end(1)
+        fail(error)
+
+
+def fail(error: BaseException) -> None:
+    """End by what the program has raised. It ends so too where its disk is full, and where it has taken the error file's name
+    from its environment, or put another file there.
+    """
+    traceback.print_exc()
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+        confess(error, Path(os.environ[ERROR_FILE]))
+    end(1)
 
 
 def confess(error: BaseException, file: Path) -> None:
@@ -79,7 +86,9 @@ def confess(error: BaseException, file: Path) -> None:
     get_error_handler().record_exception(error)
     told = json.loads(file.read_text(encoding="utf-8"))
     told["message"]["extraInfo"][raised.KEY] = raised.name_of(error)
-    file.write_text(json.dumps(told), encoding="utf-8")
+    whole = file.with_name(f"{file.name}.whole")  # a disk that fills now leaves torch's words as they are
+    whole.write_text(json.dumps(told), encoding="utf-8")
+    whole.replace(file)
 
 
 def live(channel: socket.socket, job: Job) -> None:

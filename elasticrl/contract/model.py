@@ -3,6 +3,8 @@
 The one idea: a leader writes a single `Plan`, and every node makes itself match it. A `Record` is what a member says of
 itself; a `Commit` is the newest disk checkpoint; a `View` is what a node has seen of the store. All are frozen, so that
 yesterday's view can be compared with today's.
+
+Long because it is one vocabulary.
 """
 
 import re
@@ -76,8 +78,17 @@ class Strike:
     count: int
     mixed: bool = False  # other failures were counted with it
     unblamed: int = (
-        0  # of `count`: gangs whose workers all ended as if a peer had gone, and nobody is known to have gone
+        0  # of `count`: gangs of which all workers that ended said that a peer had gone, and none is known to have
     )
+
+    @property
+    def worst(self) -> int:
+        """How often the program failed, or nobody did who was to blame, whichever is more: only one of them may explain itself.
+
+        >>> Strike(cause=Cause(why=Why.FAILED), step=7, count=3, unblamed=2).worst
+        2
+        """
+        return max(self.count - self.unblamed, self.unblamed)
 
 
 @dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict

@@ -116,8 +116,8 @@ class Generator:
             for one in missing:
                 self._publish()
                 buffer.ahead[one] = its = Ahead(self.run.version, self._samples(one))
-                for lanes in self._together(its.ids.__contains__):
-                    self._take(its, self._generate({lane: self._early(one, lane) for lane in lanes}), by=step)
+                for wanted in self._together(its.ids.__contains__, partial(self._early, one)):
+                    self._take(its, self._generate(wanted), by=step)
         elif missing and missing[0] == step + 1:
             (by, version), flight = self._flights[step + 1]  # `begin` comes first
             self._over(flight)
@@ -137,9 +137,9 @@ class Generator:
         buffer = self.run.buffer
         self._land()
         self._publish()
-        for lanes in self._together(lambda lane: buffer.has(lane, ("tokens",))):
-            there = {lane: early.ids.get(lane, []) if early else [] for lane in lanes}
-            wanted = {lane: self._requests(step, lane)[len(there[lane]) :] for lane in lanes}
+        there = {lane: early.ids.get(lane, []) if early else [] for lane in self.run.lanes}
+        lacks = {lane: self._requests(step, lane)[len(there[lane]) :] for lane in there}
+        for wanted in self._together(lambda lane: buffer.has(lane, ("tokens",)), lacks.__getitem__):
             for lane, samples in self._came(wanted).items():
                 rows = kept_of(samples, by=step)
                 if early and there[lane]:
@@ -234,16 +234,18 @@ class Generator:
         asked = self._requests(step, lane)
         return asked[: self.staleness.part(len(asked), self.groups.part)]
 
-    def _together(self, there: Callable[[int], bool]) -> list[list[int]]:
-        """The lanes to be generated, by what goes to the engine at once: one, or all where it is nobody's collective. In
-        lockstep all of them: nobody may leave a collective out.
+    def _together(
+        self, there: Callable[[int], bool], of: Callable[[int], list[Request]]
+    ) -> list[dict[int, list[Request]]]:
+        """What lanes lack, by what goes to the engine at once. In lockstep each lane by itself, and all of them: nobody may
+        leave a collective out.
         """
         lanes = self.run.lanes
-        todo = list(lanes) if self.run.lockstep else [lane for lane in dict.fromkeys(lanes) if not there(lane)]
-        if self.engine.by_lane:
-            return [[lane] for lane in todo]
-        todo = [lane for lane in dict.fromkeys(lanes) if not there(lane)]
-        return [todo] if todo else []
+        if self.engine.by_lane and self.run.lockstep:
+            return [{lane: of(lane)} for lane in lanes]
+        todo = {lane: of(lane) for lane in dict.fromkeys(lanes) if not there(lane)}
+        order = list(todo)
+        return [{order[at]: todo[order[at]] for at in some} for some in self.engine.crowds([*map(len, todo.values())])]
 
     def _requests(self, step: int, lane: int) -> list[Request]:
         most, streams = self.engine.sampling.prompt_tokens, Streams(seed=self.run.streams.seed, step=step)

@@ -172,9 +172,9 @@ class OpenEnv:
 
 
 class Verifiers:
-    """A `MultiTurnEnv` of verifiers (0.1 and 0.2), or a `ToolEnv`, which replies with chat messages and has a rubric. One may be
-    shared by all samples: what it knows of an episode is in its state. The calls in a message are handed over as a server would.
-    A tool that is away is told the policy by the ToolEnv itself, unless its `stop_errors` name what it raises then.
+    """A `MultiTurnEnv` of verifiers (0.1 and 0.2), or a `ToolEnv`, which replies with chat messages and has a rubric. One may
+    be shared by all samples: what it knows of an episode is in its state. The calls in a message are handed over as a server
+    would. A tool that is away is told the policy by the ToolEnv itself, unless its `stop_errors` name what it raises then.
 
         gsm = vf.load_environment("gsm8k")
 

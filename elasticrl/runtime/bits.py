@@ -84,6 +84,7 @@ def bits() -> Bits:
         "MKL_CBWR",
         "MKL_ENABLE_INSTRUCTIONS",
         "ONEDNN_DEFAULT_FPMATH_MODE",
+        "ONEDNN_MAX_CPU_ISA",
         "CUBLAS_WORKSPACE_CONFIG",
         "FLASH_ATTENTION_DETERMINISTIC",
         "NVIDIA_TF32_OVERRIDE",
@@ -154,8 +155,9 @@ def _probe(device: str) -> str:
             digest.update(result.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     with torch.no_grad():
         digest.update(repr(some(100_000).sum().item()).encode())
-        if device == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            x, w = some(5, 67), some(96, 67)  # answers are generated with these products
+        onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        if device == "cpu" and onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            x, w = some(5, 1200), some(96, 1200)  # answers are generated with these products
             made = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")  # noqa: SLF001 - torch shows it nowhere
             digest.update(made.numpy().tobytes())
     return digest.hexdigest()

@@ -13,6 +13,8 @@ through was computed by collectives that nobody had aborted.
     gang = form(generation=14, rank=0, world=2, store=store)   # the default group, for everything in torch
     gang.interrupt("n03/1 died (lease)")                       # from a watcher's thread
     gang.leave()                                               # in place; then form() the next one
+
+Long because gloo and NCCL wait in two ways, which stand beside each other.
 """
 
 # ruff: noqa: SLF001 - a group of our own needs names that torch keeps private; test_group notices when they change

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from elasticrl.runtime.interrupt import Broken, GangError
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.torch_names import forget_meshes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +71,7 @@ def form_team(everyone: dist.ProcessGroup, size: int, *, form_s: timedelta, limi
     rank, world = everyone.rank(), everyone.size()
     assert world % size == 0, f"{world} ranks are no teams of {size}"
     number, index = divmod(rank, size)
+    forget_meshes()
     within = group_of(range(number * size, (number + 1) * size), form_s=form_s, limit=limit)
     across = group_of(range(index, world, size), form_s=form_s, limit=limit)
     return Team(size=size, index=index, number=number, group=within, across=across, everyone=everyone)

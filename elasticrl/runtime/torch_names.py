@@ -18,6 +18,17 @@ def param_groups(module: Any) -> list[Any]:
     return groups if groups is not None else [group for group in [state._fsdp_param_group] if group]  # noqa: SLF001 - likewise
 
 
+def forget_meshes() -> None:
+    """What torch keeps of operations on DTensors names meshes. To it a mesh of a later gang that has the same ranks is an
+    earlier one, whose groups are gone.
+    """
+    from torch.distributed.tensor import debug  # half a second of imports, which only teams need
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
+
+
 def reduce_unused(module: Any) -> None:
     """Parameters of a unit that a pass leaves out count as zeros. torch before 2.13 cannot: `fsdp` says so where it happens."""
     if hasattr(module, "set_reduce_scatter_unused_params"):

@@ -115,7 +115,7 @@ class Office:
             # at its second plan, for the earlier `stop` still stood there and only the first plan passed it over.
             wanted = Wanted(intent=Intent.RUN, generation=plan.generation)
             ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
-        if action.stops is not None:  # with the plan, so that no leader can take the job for one that is to go on
+        elif action.stops is not None:  # with the plan, so that no leader can take the job for one that is to go on
             wanted = Wanted(intent=Intent.STOP, generation=plan.generation, by=action.stops)
             ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
         await self._write(fences, ops)

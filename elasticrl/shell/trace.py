@@ -24,7 +24,7 @@ from elasticrl.contract.events import Action, Event, Seen
 from elasticrl.contract.model import View
 from elasticrl.core.judge import policy
 from elasticrl.core.node import state, suspect
-from elasticrl.core.node.state import Decision, State
+from elasticrl.core.node.state import Decision, Lead, State
 from elasticrl.core.step import step
 from elasticrl.shell.keys import Unreadable
 from elasticrl.store.protocol import Say
@@ -32,6 +32,9 @@ from elasticrl.store.protocol import Say
 TAG: Final = "~"
 FORMAT: Final = 3
 SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
+# Remembered only to save work, and never asked for in a decision: it is found anew. (`compare=False` would not tell it: an
+# Answer's words are not compared either, and are said.)
+FOUND_ANEW: Final[Mapping[type, frozenset[str]]] = {Lead: frozenset({"rows"}), State: frozenset({"calm_until"})}
 PLAIN: Final = frozenset({bool, int, float, str})
 AGAIN_S: Final = 1.0  # between attempts to write to a disk that took nothing: each begins with the whole state
 
@@ -52,8 +55,9 @@ def name_of(cls: type) -> str:
 
 @cache
 def fields_of(cls: type) -> tuple[str, ...]:
-    """The names of its fields."""
-    return tuple(field.name for field in dataclasses.fields(cls))
+    """The names of the fields of it that are written."""
+    left_out = FOUND_ANEW.get(cls, frozenset())
+    return tuple(field.name for field in dataclasses.fields(cls) if field.name not in left_out)
 
 
 def encode(value: Any) -> Any:

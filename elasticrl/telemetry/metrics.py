@@ -35,7 +35,11 @@ class Metrics:
         )
         self.recoveries = Counter("elasticrl_recoveries", "Recoveries, by rung of the ladder.", ["rung"], registry=r)
         self.exits = Counter(
-            "elasticrl_worker_exits", "Workers that ended without being told to, by cause.", ["cause"], registry=r
+            "elasticrl_worker_exits",
+            "Workers that ended without being told to, by cause: signal N, or program, peer_gone, gone, killed, oom_killed, "
+            "host_stuck, stopped, unjoined, diverged, miscomputed, other_files, unkept.",
+            ["cause"],
+            registry=r,
         )
         self.stalls = Counter(
             "elasticrl_worker_stalls", "Workers without progress beyond their budget, by phase.", ["phase"], registry=r

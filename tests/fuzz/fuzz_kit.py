@@ -34,12 +34,15 @@ HOSTILE = (
 )  # fmt: skip
 
 numbers = st.one_of(
-    st.integers(-3, 70), st.sampled_from([2**31, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 10**400, 10**15, 1e300, inf, -inf]),
+    st.integers(-3, 70), st.sampled_from([2**31, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 10**400, 10**15]),
+    st.sampled_from([1e300, inf, -inf]),
     st.floats(allow_nan=True, allow_infinity=True),
 )  # fmt: skip
 words = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["", "n00", "train", "[" * 200, "\x1b[2J", "x" * 5000, "../..", "\ud800", "1/2", "61", str(2**62), "inf"]),
+    st.sampled_from(
+        ["", "n00", "train", "[" * 200, "\x1b[2J", "x" * 5000, "../..", "\ud800", "1/2", "61", str(2**62), "inf"]
+    ),
 )
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), numbers, words),

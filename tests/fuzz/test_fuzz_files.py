@@ -135,7 +135,13 @@ INCIDENT = {
     ).plain()
 }  # fmt: skip
 INCIDENT = json.loads(json.dumps(INCIDENT))
-RECOVERED = {**EVENT, "event": "recovery.done", "rung": "reform", "total_s": 0.6, "stages": {"decide": 0.1, "reform": 0.5}}
+RECOVERED = {
+    **EVENT,
+    "event": "recovery.done",
+    "rung": "reform",
+    "total_s": 0.6,
+    "stages": {"decide": 0.1, "reform": 0.5},
+}
 CHANGED = {**EVENT, "event": "workers.changed", "work": "training"}
 COMMITTED = {**EVENT, "event": "checkpoint.committed", "manifest": "m"}
 SPOKEN = {"event": "ppo.step", "step": 3, "generation": 1, "seconds": {"update": 0.1}, "metrics": {"reward": 0.5, "loss": 0.1},

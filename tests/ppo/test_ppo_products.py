@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ppo_job import job
 from torch import nn
 from torch.nn.functional import linear
 
@@ -115,3 +116,21 @@ def test_without_such_products_each_block_has_passes_of_its_own(actor, monkeypat
     assert shared == [1]
     alone = TorchEngine(actor, replace(SAMPLING)).generate(both[6:], version=0)
     assert torch.equal(found.logprobs[6:], alone.logprobs)
+
+
+@here
+def test_a_worker_s_lanes_share_passes_in_a_step_and_its_bits_are_those_of_lanes_that_do_not(folders, monkeypatch):
+    shared, lean = [], Lean.__call__
+    monkeypatch.setattr(Lean, "__call__", lambda self, its: shared.append(len(its)) or lean(self, its))
+
+    def made():
+        shared.clear()
+        trainer, run = job(folders["qwen2"])
+        report = trainer.step(0)
+        return run.digest(), dict(report.metrics)
+
+    wanted = made()
+    assert max(shared) == 4, "no two lanes shared a pass"
+    monkeypatch.setattr(TorchEngine, "crowds", lambda _, sizes: [[at] for at in range(len(sizes))])
+    assert made() == wanted
+    assert set(shared) == {1}

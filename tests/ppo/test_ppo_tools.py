@@ -269,9 +269,9 @@ def behind(error: Exception, cause: Exception | None, *, says: bool = True) -> E
     try:
         try:
             raise cause or ValueError
-        except Exception as first:
+        except Exception as first:  # noqa: BLE001 - any of them
             raise error from (first if says else None)
-    except Exception as found:
+    except Exception as found:  # noqa: BLE001 - it is the one that was given
         return found
 
 
@@ -285,7 +285,9 @@ TROUBLES = {
     "httpx.ReadError": raised("httpx", "HTTPError", "TransportError", "NetworkError", "ReadError"),
     "httpx 503": raised("httpx", "HTTPError", "HTTPStatusError", said={"response": answered(503)}),
     "httpcore.ReadTimeout": raised("httpcore._exceptions", "TimeoutException", "ReadTimeout"),
-    "aiohttp.ServerDisconnectedError": raised("aiohttp.client_exceptions", "ClientConnectionError", "ServerDisconnectedError"),
+    "aiohttp.ServerDisconnectedError": raised(
+        "aiohttp.client_exceptions", "ClientConnectionError", "ServerDisconnectedError"
+    ),
     "aiohttp.ClientPayloadError": raised("aiohttp.client_exceptions", "ClientError", "ClientPayloadError"),
     "aiohttp 502": raised("aiohttp.client_exceptions", "ClientResponseError", said={"status": 502}),
     "websockets.ConnectionClosedError": raised("websockets.exceptions", "ConnectionClosed", "ConnectionClosedError"),

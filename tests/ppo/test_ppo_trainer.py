@@ -662,6 +662,9 @@ class Beside(TorchEngine):
 
     by_lane = False
 
+    def crowds(self, sizes):
+        return [list(range(len(sizes)))] if sizes else []
+
     def __init__(self, actor, sampling):
         super().__init__(deepcopy(actor), sampling)
         self.actor, self.over, self.log = actor, threading.Event(), []

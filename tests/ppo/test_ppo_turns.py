@@ -424,7 +424,8 @@ class Fails(Counts):
         super().__init__()
 
 
-def test_trouble_with_making_an_environment_is_told_by_its_class(bad):
+@pytest.mark.usefixtures("bad")
+def test_trouble_with_making_an_environment_is_told_by_its_class():
     (found,) = Desk("fails", Fails, PATIENCE, Tape(None)).ask([call("a", RESET)])
     assert (found.troubles, found.taped is None) == (1, False)
 

@@ -71,6 +71,17 @@ def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_tea
     assert made(tmp_path / "two", 2, "fsdp", kills=True) == expected
 
 
+def test_fsdp_over_teams_goes_on_where_they_change_places(tmp_path: Path):
+    """A mesh of the same ranks is another one then: torch must not take the groups of the earlier one."""
+    expected = made(tmp_path / "one", 1, "replicated")
+    with gang(tmp_path / "two", 2, steps=6, strategy="fsdp", step_ms=30.0) as nodes:
+        nodes.plan(*names(2))
+        nodes.until_new(1)
+        nodes.plan("n2", "n3", "n0", "n1")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == expected
+
+
 @pytest.mark.slow
 def test_teams_of_four_make_the_same_bits(tmp_path: Path):
     expected = made(tmp_path / "one", 1, "replicated", tp=4)

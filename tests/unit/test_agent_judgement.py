@@ -109,7 +109,8 @@ OF_SERVERS = [
     ],
 )
 def test_whose_doing_an_end_was(facts: Traces, cause: str, own: bool) -> None:
-    assert judge(facts) == (cause, own, Sign.OOM_KILLED if facts.memory else Sign.UNJOINED if facts.unjoined else None)
+    signs = {bool(facts.killed): Sign.KILLED, bool(facts.memory): Sign.OOM_KILLED, facts.unjoined: Sign.UNJOINED}
+    assert judge(facts) == (cause, own, signs.get(True, Sign.GONE if facts.code is None else None))
 
 
 def test_the_exception_is_read_from_torchs_error_file() -> None:
@@ -136,6 +137,26 @@ def test_what_was_raised_is_known_by_its_full_name_where_a_worker_of_ours_told_i
     assert raised_of(told).startswith(f"{__name__}.test_what_was_raised")
     del told["message"]["extraInfo"]["raised"]
     assert raised_of(told) == "Diverged", "so it stands in torch's own error files"
+
+
+def test_a_disk_that_fills_between_two_words_leaves_torchs(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "error"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    (tmp_path / "error.whole").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        confess(ValueError("bad prompt"), file)
+    assert exception_of(json.loads(file.read_text())) == "ValueError: bad prompt"
+
+
+@pytest.mark.parametrize("file", ["", "/dev/null"], ids=["no name", "another file"])
+def test_a_program_that_has_changed_where_its_error_goes_ends_all_the_same(file: str) -> None:
+    """Found by reading: torch's wrapper went on then, and what it does can hang."""
+    code = "from elasticrl.agent.worker import fail\ntry: 1 / 0\nexcept ZeroDivisionError as error: fail(error)"
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
+    environment |= {"TORCHELASTIC_ERROR_FILE": file} if file else {}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize(

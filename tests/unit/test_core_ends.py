@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import Life, leads, plan, record, trains
+from core_kit import Life, leads, plan, record, seat, trains
 
 from elasticrl.contract import events
 from elasticrl.contract.cause import Cause, Why
@@ -94,7 +94,7 @@ def test_a_job_that_begins_again_says_from_where_and_after_what():
     assert made.reason == "started again from step 20 (it had ended: stopped by an operator); training on 2 nodes"
 
 
-def stops_as_a_node_falls_silent(*, exit_code=75, n01=None, n02=None, sealed=7):
+def stops_as_a_node_falls_silent(*, exit_code=75, n01=None, n02=None, n03=None, sealed=7):
     """A leader that has stopped its job when two hold the third for dead; what it proposes then."""
     life = Life("n00/1", SETTINGS)
     leads(life)
@@ -115,6 +115,8 @@ def stops_as_a_node_falls_silent(*, exit_code=75, n01=None, n02=None, sealed=7):
     records |= {"n02": record("n02", **{**fields, **(n02 or {})})}
     if n02 == {}:
         del records["n02"]
+    if n03 is not None:
+        records["n03"] = record("n03", **n03)
     life.view = replace(life.view, revision=life.view.revision + 1, records=records)
     decision = life.at(6.2, Seen(now=0, view=life.view))
     return [action for action in decision.actions if isinstance(action, events.Propose)]
@@ -139,23 +141,52 @@ def test_a_gang_that_breaks_as_it_is_to_end_forms_once_more_and_the_stop_is_aske
         {"n01": {"leaving": True}},
         {"exit_code": 70},
         {"sealed": 0},
+        {"n03": {"since": 40}},
     ],
-    ids=["ended", "the silent one ended", "gone", "saves", "the silent one saves", "leaves", "a crash loop", "all saved"],
+    ids=[
+        "ended",
+        "the silent one ended",
+        "gone",
+        "saves",
+        "the silent one saves",
+        "leaves",
+        "a crash loop",
+        "all saved",
+        "begun again",
+    ],
 )
 def test_a_stop_is_final_once_anybody_has_ended_or_saves(told):
     assert not stops_as_a_node_falls_silent(**told)
 
 
 @pytest.mark.parametrize(
-    ("told", "waits"), [({}, True), ({"step": 0}, False), ({"generation": 1}, False), ({"suspects": False}, False)]
+    "told",
+    [{"n03": {"since": 39}}, {"n01": {"since": 41}}],
+    ids=["a spare that was there", "a daemon that was started again"],
+)
+def test_who_was_there_before_the_stop_asks_for_no_other_run(told):
+    assert len(stops_as_a_node_falls_silent(**told)) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"),
+    [
+        ({}, True),
+        ({"step": 0}, False),
+        ({"generation": 1}, False),
+        ({"suspects": ()}, False),
+        ({"suspects": ("n02",)}, False),
+    ],
 )
 def test_a_node_whose_gang_has_broken_unsaved_stays_to_form_it_once_more(told, waits):
     life = done()
     asked = (Cause(why=Why.STOPPED, nodes=("ada",)),)
-    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), causes=asked)
+    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), causes=asked, spares=(seat("n02"),))
     life.seen(5.0, "stop", plan=stop, plan_revision=40)
-    if told.pop("suspects", True):
-        life.at(5.5, Suspected(now=0, node="n01"))
+    told = dict(told)
+    for node in told.pop("suspects", ("n01",)):
+        life.at(5.5, Suspected(now=0, node=node))
+        assert node in life.state.suspects
     decision = life.at(6.0, Workers(now=0, **{"generation": 2, "step": 20, **told}))
     assert any(isinstance(action, events.Leave) for action in decision.actions) is not waits
     late = life.at(15.1, Tick(now=0))

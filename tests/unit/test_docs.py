@@ -5,12 +5,16 @@ import doctest
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from chaos import checks as checked
+from chaos import demands
+from chaos.mutants import MUTANTS
+from chaos.scenario import Expect
 from elasticrl.cli import render
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.evidence import Evidence, Kind, Sign
@@ -133,7 +137,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
     script = """
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from elasticrl.cli.main import build
 build(["status"])
 import elasticrl.cli.operate, elasticrl.daemon.client, elasticrl.cli.render
@@ -151,7 +155,7 @@ def test_a_daemons_start_imports_nothing_that_it_has_no_use_for_yet(tmp_path: Pa
     )
     script = f"""
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from elasticrl.cli import main, node
 from elasticrl.config import load
 from elasticrl.daemon.history import History
@@ -187,3 +191,20 @@ def test_readme_and_makefile_say_alike_how_long_the_tests_take() -> None:
         for name in ("README.md", "Makefile")
     }
     assert said["README.md"] == said["Makefile"] == ["about ten minutes", "about an hour"]
+
+
+def test_each_invariant_of_the_protocol_has_a_check_and_a_mutant_that_exist() -> None:
+    text = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"(?m)^(\d+)\. \*\*", text)
+    table = text.partition("## Which check")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?m)^\| (\d+) \| (.+) \| (.+) \|$", table)
+    assert [number for number, _, _ in rows] == numbers
+    checks = {name for place in (checked, demands) for name in vars(place)} | {field.name for field in fields(Expect)}
+    mutants = {mutant.name for mutant in MUTANTS}
+    for number, check, mutant in rows:
+        named = [name for name in re.findall(r"`([\w./]+)`", check) if "/" not in name]
+        assert named, number
+        assert set(named) <= checks, number
+        broken = re.findall(r"\*([^*]+)\*", mutant)
+        assert broken, number
+        assert set(broken) <= mutants, number

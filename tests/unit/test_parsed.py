@@ -119,7 +119,9 @@ def test_no_value_at_any_key_ends_the_watch() -> None:
     asyncio.run(script())
 
 
-@pytest.mark.parametrize("step", [2**62, -5, 10**13, 1e300, str(2**62), "61", 61.0, True, pytest.param(10**400, id="400 digits")])
+@pytest.mark.parametrize(
+    "step", [2**62, -5, 10**13, 1e300, str(2**62), "61", 61.0, True, pytest.param(10**400, id="400 digits")]
+)
 def test_a_wrong_commit_is_refused_with_a_sentence_and_the_next_commit_replaces_it(step: float | str) -> None:
     async def script() -> None:
         store, told, views = MemoryStore(MemoryServer()), list[str](), list[View]()

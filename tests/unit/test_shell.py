@@ -11,7 +11,7 @@ import pytest
 
 from chaos.patience import patience
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.events import Action, Asked, Leave, Probe, Probed, Publish, Workers
+from elasticrl.contract.events import Action, Asked, Leave, Probe, Probed, Propose, Publish, Workers
 from elasticrl.contract.model import Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.contract.settings import Membership, Settings
@@ -22,7 +22,7 @@ from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import Office, request, together
 from elasticrl.shell.sight import MANY, Sight, Wanted
-from elasticrl.shell.trace import Trace, replay
+from elasticrl.shell.trace import Trace, decode, encode, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put, Store
 from elasticrl.telemetry.log import set_up
@@ -77,6 +77,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.hands: dict[str, Hand] = {}
         self.tasks: dict[str, asyncio.Task[Leave]] = {}
+        self.traces: dict[str, Trace] = {}
         self.log = set_up(pretty=False)
 
     async def open(self) -> Store:
@@ -92,7 +93,7 @@ class Cluster:
         if meanwhile is not None:
             await meanwhile(store)
         state = State(settings=self.settings, me=me, card=Record(member=me, since=since), met=met)
-        trace = Trace(self.tmp / f"{me.node}-{incarnation}", 1 << 22)
+        trace = self.traces[name] = Trace(self.tmp / f"{me.node}-{incarnation}", 1 << 22)
         self.stack.callback(trace.close)
         node = Node(state, store, (hand.perform,), log=self.log, trace=trace)
         hand.post = node.post
@@ -339,6 +340,29 @@ def test_a_trace_replays_to_the_same_decisions(tmp_path: Path, capsys: pytest.Ca
         assert all(step.same for step in steps)
 
 
+def test_a_trace_that_begins_as_its_node_leads_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found by reading: the second file of a leader's trace could not be read, nor one that a full disk had cut."""
+
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1", "n2"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1", "n2"))
+        for name, node in c.nodes.items():
+            before = node.loop.state
+            assert decode(encode(before)) == before
+            assert "rows" not in json.dumps(encode(before)), "the seats' rows hold the plan and all records once more"
+            c.traces[name].close()
+        assert any(node.loop.state.lead and node.loop.state.lead.rows for node in c.nodes.values())
+        await c.kill("n2")
+        await c.until(lambda: c.trains("n0", "n1", generation=2))
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+    for name in ("n0", "n1"):
+        steps = list(replay(tmp_path / f"{name}-1" / "trace-new.jsonl"))
+        assert steps
+        assert all(step.same for step in steps)
+
+
 def test_a_large_plan_is_written_small_and_read_whole():
     seats = tuple(
         Seat(member=Member(node=f"n{n:05d}", incarnation=1), born=3, beat=f"10.0.0.1:{n}") for n in range(4096)
@@ -372,6 +396,27 @@ def test_renewals_go_out_on_the_tenths_of_a_second():
         return found
 
     assert sorted(asyncio.run(moments()))[2] < TOGETHER_S / 4, "the median: a busy machine wakes late now and then"
+
+
+def test_a_plan_that_answers_a_stop_and_is_to_be_stopped_puts_no_key_twice():
+    """Found by reading: etcd refuses such a transaction, and the plan would have been proposed for ever."""
+
+    async def wanted() -> list[str]:
+        put: list[str] = []
+
+        class Strict(MemoryStore):
+            async def txn(self, compares, ops):  # type: ignore[no-untyped-def]
+                put.extend(op.key for op in ops)
+                return await super().txn(compares, ops)
+
+        store, me = Strict(MemoryServer()), Member(node="n00", incarnation=1)
+        sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None)
+        office = Office(store, me, sight, ttl_s=9.0, post=lambda _: None, clock=time.monotonic)
+        again = Plan(generation=3, phase=Phase.TRAIN, lanes=6)
+        await office.perform(Propose(plan=again, if_plan=0, if_commit=0, if_leader=0, answers=7, stops="ada"))
+        return put
+
+    assert asyncio.run(wanted()) == [keys.PLAN, keys.INTENT]
 
 
 @pytest.mark.parametrize("kind", [Record, Quarantine])

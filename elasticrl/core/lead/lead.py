@@ -150,7 +150,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         node, left, last = record.member.node, record.exit, failures.get(record.member.node)
         if left is None or left.generation != record.generation:
             continue
-        if scene.suffered(record):
+        if not scene.blames_its_node(record):
             continue
         # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
         if last is None or (left.step > last.step and record.member not in scene.on_their_way):

@@ -34,7 +34,7 @@ def losses(scene: Scene) -> Move | None:
     if spared := _leaves_too_few(scene):
         return spared
     strike = None if scene.lasted else plan.strike
-    failed = (record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way)
+    failed = [record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way]
     own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     ended = own or _unblamed(scene)
     if ended:
@@ -42,7 +42,7 @@ def losses(scene: Scene) -> Move | None:
         cause, step = Cause(why=Why.FAILED, said=ended.cause, raised=ended.raised), max(ended.step, scene.newest)
         strike = strike_of(strike, cause, step, own=ended.own, unblamed=not ended.own)
         due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
-        if not own and strike.count >= limit and scene.now < due:
+        if not own and strike.worst >= limit and scene.now < due:
             return Move(
                 wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
             )
@@ -52,6 +52,8 @@ def losses(scene: Scene) -> Move | None:
     unwanted = {member: cause for member, cause in sick.items() if cause} | condemned
     confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
+    if not own and confined.intersection(record.member for record in failed):
+        strike = explained(strike)  # the others go on without the one that may have caused it
     stays = [(f, s) for f, s in zip(scene.fates, plan.seats, strict=True) if s.member not in scene.left_behind]
     fates = tuple(replace(f, seat=None) if f.seat and s.member in confined else f for f, s in stays)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
@@ -197,7 +199,8 @@ def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
     if seat.member.node in scene.conviction.guilty:
         return fate.cause
     failures = scene.lead.failures.get(seat.member.node)
-    if fate.fresh and not scene.suffered(record) and failures and failures.count >= scene.settings.health.node_strikes:
+    counts = fate.fresh and scene.blames_its_node(record)
+    if counts and failures and failures.count >= scene.settings.health.node_strikes:
         return Cause(why=Why.FAILED_AGAIN, who=(seat.member,), count=failures.count, step=failures.step)
     return None
 

@@ -648,6 +648,12 @@ class Scene:
             return False  # an agent that starts no processes is its node's
         return of_exit(record.exit).sign is Sign.PEER_GONE
 
+    def blames_its_node(self, record: Record) -> bool:
+        """Does a worker's end count against its node? Where all park that are well, so does one that says that a peer is gone
+        and that ended alone: a card that drops its connections is one node's, and the others could go on without it.
+        """
+        return not self.suffered(record) or (self.settings.means.in_place and len(self.amiss) == 1)
+
     @property
     def lasted(self) -> bool:
         """Has a gang that tells no steps trained for so long that it has got on? What failed before it is then over."""

@@ -14,7 +14,8 @@ def strike_of(before: Strike | None, cause: Cause, step: int, *, own: bool = Fal
     """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
     beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
 
-    So do `unblamed` ones, of which all workers say that a peer had gone, and none had.
+    So do `unblamed` ones, where all workers that ended say that a peer had gone, and none had, as far as is known. The two are
+    not added up at the limit (`Strike.worst`): a death that was told of too late looks like one of these.
 
     Found by simulation: a worker that failed of something else in between must not make a crash loop look new.
     """
@@ -55,13 +56,13 @@ def alike(one: Cause, other: Cause) -> bool:
 def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:
     """Go on, or stop the job: the same failure has come too often."""
     limit = scene.settings.recovery.no_progress_limit
-    if strike is None or strike.count < limit:
+    if strike is None or strike.worst < limit:
         return Move(plan=go_on())
     mixed = ", among others" if strike.mixed else ""
     loop = Cause(
         why=Why.CRASH_LOOP,
         fault=strike.cause.fault,
-        count=strike.count,
+        count=strike.worst,
         step=strike.step,
         said=f"{strike.cause}{mixed}",
     )

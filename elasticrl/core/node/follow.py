@@ -447,7 +447,7 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     if commit and not late:
         return Wish(commit, state.adopted + 2 * drain_s, plan.reason)
     if _breaks(state, plan, workers) and now < state.adopted + drain_s:
-        return Wish(wake_at=state.adopted + drain_s, reason=f"{plan.reason}; its gang has broken before it saved")
+        return Wish(wake_at=state.adopted + drain_s, reason=f"{plan.reason}; {UNHEARD}")
     reason = plan.reason
     if commit:
         reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
@@ -459,9 +459,18 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
 
 
+UNHEARD = "a neighbour stopped responding before its last save; waiting whether the others form once more"
+
+
 def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
-    """Is this node's gang one that may form once more, to save? A neighbour of it is silent, and what it made is not on disk."""
-    if not state.suspects or state.me not in plan.seat_of or plan.exit_code != Outcome.STOPPED.value:
+    """May this node's gang form once more, to save? One of it is silent beside this node, and what it made is not
+    on disk. (A spare that is silent has left, as all of them do at a stop.)
+    """
+    if (
+        state.suspects.isdisjoint(plan.seated)
+        or state.me not in plan.seat_of
+        or plan.exit_code != Outcome.STOPPED.value
+    ):
         return False
     if workers.generation != plan.generation:
         return False  # they had ended before: nobody forms a gang of them

@@ -297,8 +297,8 @@ def probe_links(plan: Plan) -> tuple[Pair, ...]:
 
 def probe_turns(plan: Plan, node: str) -> tuple[Pair, ...]:
     """The pairs that a node tests under a PROBE plan: those of the plan with it, else those of `probe_links`, turn by turn."""
-    known = _known.get(id(plan))
-    if known is None or known[0] is not plan:
+    known = _known.get(id(plan))  # (which no other plan has as long as that one is remembered)
+    if known is None:
         pairs = plan.pairs or (pair for turn in turns(probe_links(plan)) for pair in turn)
         if len(_known) >= KNOWN:
             _known.clear()

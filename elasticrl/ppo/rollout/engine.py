@@ -100,7 +100,10 @@ class Engine(Protocol):
 
     @property
     def by_lane(self) -> bool:
-        """It is asked for one lane after the other, all of them in lockstep; else for all that are missing at once."""
+        """It is asked for few lanes at once, in lockstep for each by itself; else for all that are missing."""
+
+    def crowds(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Of so many lanes, of so many samples, those that are best asked for at once where it is not in lockstep, by place."""
 
     @property
     def version(self) -> int:

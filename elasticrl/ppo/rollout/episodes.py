@@ -191,15 +191,20 @@ class Episodes:
         return sums["chosen"], sums["all"]
 
     def _say(self, turn: int) -> None:
-        """The policy's messages of this turn: a lane at a time, or all at once where the engine is nobody's collective."""
-        lanes = list(self.run.lanes if self.run.lockstep and self.engine.by_lane else dict.fromkeys(self.run.lanes))
-        for together in [[lane] for lane in lanes] if self.engine.by_lane else [lanes]:
+        """The policy's messages of this turn: in lockstep a lane at a time, else as the engine likes them best."""
+        lockstep, lanes = self.run.lockstep and self.engine.by_lane, list(self.run.lanes)
+        groups = [[lane] for lane in lanes]
+        if not lockstep:
+            lanes = list(dict.fromkeys(lanes))
+            sizes = [int((~self.run.buffer.rows[lane]["over"]).sum()) for lane in lanes]
+            groups = [[lanes[at] for at in some] for some in self.engine.crowds(sizes)]
+        for together in groups:
             asked = {lane: self._silent(lane, turn) for lane in together}
             by_lane = {lane: list(its.values()) for lane, its in asked.items()}
             if self.engine.sampling.blocks:
                 by_lane = {lane: block(its, lane) for lane, its in by_lane.items()}
             requests = [request for its in by_lane.values() for request in its]
-            if requests or (self.run.lockstep and self.engine.by_lane):
+            if requests or lockstep:
                 found = self.engine.generate(requests, version=self.run.version)
                 answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
                 for lane, its in asked.items():

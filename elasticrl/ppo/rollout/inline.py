@@ -21,7 +21,7 @@ from elasticrl.ppo.losses import logprobs, tempered
 from elasticrl.ppo.rollout import room
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
 from elasticrl.ppo.rollout.lean import Lean, Next
-from elasticrl.ppo.rollout.products import quick
+from elasticrl.ppo.rollout.products import quick, stand_alone
 from elasticrl.ppo.sizes import width_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,10 @@ class TorchEngine:
             blocks = list(together(requests, self.rows)) or [[]]
             asked = [[requests[at] for at in block] for block in blocks]
             groups = crowds([len(block) for block in blocks], CROWD if apart and self._lean else 1)
-            parts = [part for group in groups for part in self._beside([asked[at] for at in group], every)]
-            self._lean = None  # it holds the weights
+            try:
+                parts = [part for group in groups for part in self._beside([asked[at] for at in group], every)]
+            finally:
+                self._lean = None  # it holds the weights
         back = torch.tensor([at for block in blocks for at in block], dtype=torch.long).argsort()
         tokens, attention, mask, scores, ended = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return Samples(
@@ -91,6 +93,12 @@ class TorchEngine:
             ended=ended,
             version=version,
         )
+
+    def crowds(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Which of so many blocks, of so many requests, are best asked for at once: those that will share passes."""
+        model = self.model
+        shares = not self.lockstep and room.fits(model) and stand_alone(model) and Lean.of(model) is not None
+        return crowds(sizes, CROWD if shares else 1)
 
     def _beside(self, blocks: Sequence[Sequence[Request]], every: bool) -> list[tuple[torch.Tensor, ...]]:
         """What several blocks make whose tokens go through the model in one pass."""

@@ -84,6 +84,7 @@ class _Layer:
         self.before, self.between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.q, self.k, self.v, self.o = (getattr(attention, f"{name}_proj").forward for name in "qkvo")
         self.gate, self.up, self.down = mlp.gate_proj.forward, mlp.up_proj.forward, mlp.down_proj.forward
+        self.even = torch.get_num_threads() == 1 and not mlp.gate_proj.out_features % EVEN
         self.q_norm, self.k_norm = (
             _norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
@@ -100,8 +101,9 @@ class _Layer:
         hidden = hidden + self.o(_joined([self._seen(*of) for of in each]))
         inner = normed(hidden, self.between)
         gate, up = self.gate(inner), self.up(inner)
-        acted = self.act(gate) if not gate.shape[-1] % EVEN else _joined([self.act(its) for its in gate.split(rows)])
-        return hidden + self.down(acted * up)
+        acted = self.act(gate) if self.even else _joined([self.act(its) for its in gate.split(rows)])
+        made: torch.Tensor = hidden + self.down(acted * up)
+        return made
 
     def _seen(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: tuple[int, Any, Any]) -> torch.Tensor:
         """What a block's rows attend to."""

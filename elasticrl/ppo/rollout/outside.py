@@ -52,6 +52,10 @@ class Outside(ABC):
         self._source: Source = lambda _version: ()
         self._writes, self._gathers = True, False
 
+    def crowds(self, sizes: Sequence[int]) -> list[list[int]]:
+        """All at once."""
+        return [list(range(len(sizes)))] if sizes else []
+
     def enter(self, *, life: str, source: Source, writes: bool, gathers: bool) -> None:
         """Another life of the gang, whose `source` brings the weights bucket by bucket. With `gathers` that is a collective, in
         which all join.

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SHAPES: Final = (
     (12, 32),
@@ -24,6 +24,7 @@ SHAPES: Final = (
     (384, 256),
 )  # of weights, by which it is found out what this machine's products do
 ROWS: Final = (1, 2, 3, 5, 16, 33, 64)
+SHARED: Final = 512  # longer sums oneDNN may share out among threads, in parts that follow from the number of rows
 
 
 class Product:
@@ -51,17 +52,39 @@ class Product:
 @contextmanager
 def quick(model: nn.Module, *, keep: bool) -> Iterator[bool]:
     """Inside, a model's products on a processor are `Product`s. True: so each of its rows has its bits by itself."""
-    found = [it for it in model.modules() if type(it).forward is nn.Linear.forward and "forward" not in vars(it)]
-    if not found or any(module.weight.device.type != "cpu" for module in found) or not alike():
+    if not fits(found := _products(model)):
         yield False
         return
     for module in found:
-        module.forward = Product(module, keep=keep)  # type: ignore[method-assign]
+        module.forward = Product(module, keep=keep)
     try:
-        yield all(_plain(module.weight) for module in found)
+        yield apart(found)
     finally:
         for module in found:
             del module.forward
+
+
+def stand_alone(model: nn.Module) -> bool:
+    """Whether rows will have their bits by themselves inside `quick`."""
+    found = _products(model)
+    return fits(found) and apart(found)
+
+
+def fits(found: Sequence[Any]) -> bool:
+    """Whether these are on a processor that has such products."""
+    if not found or any(module.weight.device.type != "cpu" for module in found):
+        return False
+    threads, longest = torch.get_num_threads(), max(module.in_features for module in found)
+    return (threads == 1 or longest <= SHARED) and alike()
+
+
+def apart(found: Sequence[Any]) -> bool:
+    """Whether all of them are of plain float32 weights."""
+    return all(_plain(module.weight) for module in found)
+
+
+def _products(model: nn.Module) -> list[Any]:
+    return [it for it in model.modules() if type(it).forward is nn.Linear.forward and "forward" not in vars(it)]
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -80,7 +103,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 def alike() -> bool:
     """Are there such products here, with the same bits in a row however many others there are, packed or not?"""
     ops = torch.ops.mkldnn
-    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):
+    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False

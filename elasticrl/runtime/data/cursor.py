@@ -265,8 +265,9 @@ class Cursor:
         trained = state.get("trained", self.trained)
         if None not in (trained, self.trained) and trained != self.trained and "batch" not in self.allow:
             raise CheckpointRefused(
-                f"The walk's batch changed ({trained} of each step's samples were trained on and {self.trained} are): the learning "
-                "rate was chosen for the other number. Set it back (ppo.batch), or continue with --allow batch (checkpoint.allow)."
+                f"The walk's batch changed ({trained} of each step's samples were trained on and {self.trained} are): the "
+                "learning rate was chosen for the other number. Set it back (ppo.batch), or continue with --allow batch "
+                "(checkpoint.allow)."
             )
         self._next = int(state["next"])
         self._segments = join_on(segments, self.walk, self._next, self.allow)

@@ -60,7 +60,10 @@ class Options:
 
 
 class Server:
-    """See the module's text. `start` opens it, `run` serves until `stop` is called."""
+    """See the module's text. `start` opens it, `run` serves until `stop` is called.
+
+    Long because it serves workers, other vaults and strangers, each with a limit of its own.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
