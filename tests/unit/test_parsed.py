@@ -30,7 +30,7 @@ from elasticrl.store.memory import MemoryServer, MemoryStore
 ROOT = Path(__file__).parent.parent.parent
 OWN = {  # who reads only what this process, or the one that started it, has written a moment before
     "contract/seat.py", "cli/bundle.py", "cli/demo.py", "base/parsed.py", "diagnose/probe_torch.py", "ppo/confined.py",
-    "diagnose/afar_probe.py",
+    "diagnose/afar_probe.py", "agent/worker.py",
 }  # fmt: skip
 LOADS = re.compile(r"\bjson\.(?:loads?|JSONDecoder)\b")
 PIT = b"[" * 200_000
