@@ -41,6 +41,9 @@ class Pool:
         self.begun, self.chance, self.faults = None, None, Counter()
         self.weights, self.engines = actor, [None]  # an engine without weights has just joined
 
+    def crowds(self, sizes):
+        return [list(range(len(sizes)))] if sizes else []
+
     def publish(self, version):
         self.weights, self.version = deepcopy(self.actor), version
         if self.begun is not None and version == self.begun.version:
