@@ -164,12 +164,6 @@ class _Fill:
         if agreed.checkpoint is not None:
             with self._opened(agreed.checkpoint, models) as source:
                 source.nearer = self.worker.beat.nearer
-                gone = sorted(given.roles.keys() - source.values.keys())
-                if gone and given.begun and "parts" in self.allow:
-                    raise Outlived(
-                        f"{source.name} keeps nothing of {', '.join(gone)}, which is to begin anew (checkpoint.allow): a fresh "
-                        "process does that, as this one's model is no longer what it began with"
-                    )
                 given.parts.restore(source, allow=self.allow, but={"ledger"})
                 return source.values
         if resume:
