@@ -6,7 +6,6 @@ model to its gang, so the script gives a function, which builds the same model f
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,16 +56,10 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
         generation.fills = fills = filled and anew
         if shard is not None and count is not None:
             shard.go_to(count)
-        rows = olds.get(name)
-        if rows is not None and rows.version != count:
-            rows = replace(rows, version=None)  # its parameters are those of another version
         role.strategy = strategy_for(
-            name, role, worker.context, generation, deal=leaves, shard=shard, rows=rows,
-            fills=fills or (agreed.remembered and not anew),
-        )  # fmt: skip
+            name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills, rows=olds.get(name)
+        )
         generation.fills = False
-        if agreed.remembered and isinstance(role.strategy, Replicated) and role.strategy.shows is None:
-            given.begun = True  # whatever becomes of this restore, its model is not what it began with
         if count is None or role.strategy.shows != count:
             role.strategy.shows = None  # its parameters are those of another version
         if agreed.remembered:
@@ -180,7 +173,6 @@ def strategy_for(
             shard=shard,
             offload=host,
             rows=rows,
-            fills=fills,
         )
 
     if kind == "replicated":
