@@ -32,8 +32,8 @@ from chaos.mutants import MUTANTS, ROOT
 #: `node.calm` in every scenario.
 CORE: Final = (
     "step", "node.follow", "lead.lead", "lead.lost_seats", "lead.growth", "lead.intents", "lead.probing", "lead.stalls",
-    "lead.strikes", "lead.quarantines", "node.suspect", "node.setback", "lead.shards", "lead.scene", "lead.drain",
-    "lead.fallback",
+    "lead.memory", "lead.strikes", "lead.quarantines", "node.suspect", "node.setback", "lead.shards", "lead.scene",
+    "lead.drain", "lead.fallback",
 )  # fmt: skip
 #: What the store is asked to compare: the simulator's own, since the core only names the revisions.
 FENCES: Final = ("campaign", "propose", "restore", "commit", "confine", "inspect", "ask")

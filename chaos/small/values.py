@@ -106,10 +106,13 @@ def _names(kind: Any) -> tuple[str, ...]:
 TIMES: Final = (
     "stalled_at", "moved_at", "looked_at", "leased", "adopted", "leaving_since", "reported", "lost_since", "vacant_since",
 )  # fmt: skip
-LEAD_TIMES: Final = (
-    "since", "planned_at", "loaded_at", "restored_at", "parted_at", "ready_at", "stalled_at", "failed_at", "excused_at",
-    "done_at", "stop_at", "backend_since",
-)  # fmt: skip
+LEAD_TIMES: Final = frozenset({
+    "since", "planned_at", "loaded_at", "restored_at", "parted_at", "ready_at", "failed_at", "excused_at", "done_at", "stop_at",
+    "backend_since",
+})  # fmt: skip
+LEAD_TABLES: Final = frozenset({"doubted", "absent", "confined", "well", "let_back"})  # of times
+
+GROUPS: Final = tuple(field.name for field in fields(Lead) if field.name not in {"since", "rows"})
 
 
 def ago(name: str, at: float, by_s: float = 0.0) -> float:
@@ -220,23 +223,19 @@ class Cores:
         return found
 
     def _lead(self, lead: Lead, first: int, by_s: float) -> Lead:
-        def each(name: str) -> Mapping[Any, float]:
-            return {key: ago(name, at, by_s) for key, at in getattr(lead, name).items()}
-
-        times: dict[str, Any] = {
-            name: ago(name, at, by_s) for name in LEAD_TIMES if (at := getattr(lead, name)) is not None
-        }
-        doubted = {member: at for member, at in each("doubted").items() if at > -OLDEST_S["doubted"]}
-        finding = lead.finding
+        lead = replace(_later(lead, by_s), **{name: _later(getattr(lead, name), by_s) for name in GROUPS}, rows=None)
+        known, custody = lead.dossier, lead.custody
+        finding = known.finding
         if finding is not None:
             verdict = replace(finding.verdict, because=timeless(finding.verdict.because))
             finding = replace(finding, of=timeless(finding.of), verdict=verdict)
-        return replace(
-            lead, **times, doubted=doubted, absent=each("absent"), confined=each("confined"), well=each("well"),
-            let_back=each("let_back"), passed=dict.fromkeys(lead.passed, 0.0), put_out=(0.0,) * len(lead.put_out),
-            marks=tuple((0.0, step) for _, step in lead.marks), facts=recent(lead.facts, first), finding=finding,
-            read={}, rows=None,
+        doubted = {member: at for member, at in custody.doubted.items() if at > -OLDEST_S["doubted"]}
+        custody = replace(custody, doubted=doubted, put_out=(0.0,) * len(custody.put_out))
+        known = replace(
+            known, facts=recent(known.facts, first), finding=finding, passed=dict.fromkeys(known.passed, 0.0),
+            marks=tuple((0.0, step) for _, step in known.marks), read={},
         )  # fmt: skip
+        return replace(lead, custody=custody, dossier=known)
 
     # ---- symmetric nodes
 
@@ -249,6 +248,18 @@ class Cores:
             found = self.numbers.of(_renamed(self.numbers.values[number], order))
             self._swapped[number, order] = found
         return found
+
+
+def _later(group: Any, by_s: float) -> Any:
+    """One of the groups of what a leader remembers, `by_s` later."""
+    names = _names(group.__class__)
+    now: dict[str, Any] = {}
+    for name in LEAD_TIMES.intersection(names):
+        at = getattr(group, name)
+        now[name] = at if at is None else ago(name, at, by_s)
+    for name in LEAD_TABLES.intersection(names):
+        now[name] = {key: ago(name, at, by_s) for key, at in getattr(group, name).items()}
+    return replace(group, **now)
 
 
 NAME: Final = re.compile(r"\bn(\d)\b")

@@ -371,9 +371,9 @@ def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action
     (All else is said with the plan that it led to.)
     """
     said = []
-    finding, last = after.finding, before.finding if before else None
+    finding, last = after.dossier.finding, before.dossier.finding if before else None
     reported = finding is not None and (
-        finding.answer.act is Act.REPORT or (bool(finding.capped or after.silent) and not answered)
+        finding.answer.act is Act.REPORT or (bool(finding.capped or after.stalls.silent) and not answered)
     )
     if finding is not None and reported and finding.verdict.fault is not Fault.UNKNOWN:
         told = last is not None and (last.verdict.fault, last.verdict.said) == (
@@ -382,14 +382,19 @@ def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action
         )
         said += [] if told else [found(finding.verdict)]
     if finding is not None and finding.capped and (last is None or last.capped != finding.capped):
-        fields = {"generation": after.generation, "fault": finding.verdict.fault.value, "nodes": finding.answer.nodes}
+        fields = {
+            "generation": after.formation.generation,
+            "fault": finding.verdict.fault.value,
+            "nodes": finding.answer.nodes,
+        }
         said.append(Say(event="policy.capped", fields={**fields, "reason": finding.capped}))
-    if after.measured and after.measured != (before.measured if before else ""):
-        said.append(Say(event="fallback.measured", fields={"generation": after.generation, "reason": after.measured}))
-    known = {(fact.rank, fact.node) for fact in before.slow} if before else set()
+    cost, generation = after.probes.measured, after.formation.generation
+    if cost and cost != (before.probes.measured if before else ""):
+        said.append(Say(event="fallback.measured", fields={"generation": generation, "reason": cost}))
+    known = {(fact.rank, fact.node) for fact in before.paces.slow} if before else set()
     said += [
         Say(event="straggler.found", fields={"rank": fact.rank, "node_slow": fact.node or "", "reason": fact.detail})
-        for fact in after.slow
+        for fact in after.paces.slow
         if (fact.rank, fact.node) not in known
     ]
     return tuple(said)

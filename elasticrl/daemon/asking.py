@@ -106,14 +106,12 @@ def told(state: State, answers: Mapping[str, Where], silent: Collection[str]) ->
     """
     from elasticrl.diagnose import stacks
 
-    plan, lead = state.view.plan, state.lead
+    plan = state.view.plan
     generation = plan.generation if plan else 0
     nodes = plan.node_of if plan else {}
     facts = Known(world=plan.world if plan else None, nodes=nodes)
-    kept = dossier.concerning(
-        lead.facts if lead else state.evidence, range(generation, generation + 1), frozenset(nodes.values()),
-        lead.passed if lead else None,
-    )  # fmt: skip
+    gang = range(generation, generation + 1)
+    kept = dossier.concerning(state.known.facts, gang, frozenset(nodes.values()), state.known.passed)
     seen = tuple(fact for answer in answers.values() for fact in answer.evidence)
     moved = sorted({rank for answer in answers.values() for rank in answer.moved})
     stalled = any(answer.stalled for answer in answers.values())

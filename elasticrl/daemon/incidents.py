@@ -64,7 +64,7 @@ class Incidents:
 
     def _note_cap(self, state: State) -> None:
         """What a cap keeps the leader from doing is an incident, too: no recovery will end by which it would be told."""
-        plan, finding = state.view.plan, state.lead.finding if state.lead else None
+        plan, finding = state.view.plan, state.lead.dossier.finding if state.lead else None
         capped = finding.capped if finding else ""
         if capped == self._capped or plan is None:
             return
@@ -84,13 +84,14 @@ class Incidents:
     def _correct(self, state: State) -> None:
         """A node that was taken for dead has come back and says that it had lived: the incident is told anew."""
         led, self._led = self._led, state.lead is not None
+        facts = state.known.facts
         if state.lead is not None and not led:
-            self._known = state.lead.facts  # what the leader before has told
-        if state.lead is None or self._written is None or state.lead.facts is self._known:
+            self._known = facts  # what the leader before has told
+        if state.lead is None or self._written is None or facts is self._known:
             return
         broken, generation, since = self._written
-        fresh = set(map(dossier.identity, state.lead.facts)) - set(map(dossier.identity, self._known))
-        self._known = state.lead.facts
+        fresh = set(map(dossier.identity, facts)) - set(map(dossier.identity, self._known))
+        self._known = facts
         if any(f.sign is Sign.UNHEARD and f.generation == broken and dossier.identity(f) in fresh for f in self._known):
             self._write(state, broken, generation, since)
 
@@ -106,9 +107,8 @@ class Incidents:
             lines.append({"at": at, "event": "machine.starved", "said": short_of(starving)})
         gang = self._plans.get(broken)
         nodes = gang.node_of if gang else {}
-        known = state.lead.facts if state.lead else state.evidence
-        passed = state.lead.passed if state.lead else None
-        facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()), passed)
+        known = state.known
+        facts = dossier.concerning(known.facts, range(broken, generation), frozenset(nodes.values()), known.passed)
         plans = list(self._plans.between(broken, generation))
         planned = [plan.verdict for plan in plans if plan.verdict]
         judged = judge(facts, Known(world=gang.world if gang else None, nodes=nodes))
@@ -123,7 +123,7 @@ class Incidents:
         if state.lead and verdict.fault is not Fault.UNKNOWN and planned and verdict.said != planned[-1].said:
             # What came to be known after the plan: by now another gang may have broken.
             self._desk.log.info("verdict.found", generation=broken, **found(verdict).fields)
-        self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
+        self._written, self._known = (broken, generation, since), known.facts if state.lead else ()
         led = min(generation, state.view.generation)  # what a cap forbids has led to none yet
         self._saving = self._desk.spawn(self._save(told, broken, led, after=self._saving), "incident's file")
 

@@ -30,7 +30,7 @@ from elasticrl.shell.keys import Unreadable
 from elasticrl.store.protocol import Say
 
 TAG: Final = "~"
-FORMAT: Final = 3
+FORMAT: Final = 4
 SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
 # Remembered only to save work, and never asked for in a decision: it is found anew. (`compare=False` would not tell it: an
 # Answer's words are not compared either, and are said.)

@@ -246,7 +246,7 @@ def test_what_a_rank_had_printed_before_its_gang_went_on_explains_nothing_later(
 
     def judged(now: float, step: int, *facts: Evidence) -> Fault | None:
         life.told(now, *noisy(step, *facts))
-        finding = life.state.lead.finding if life.state.lead else None
+        finding = life.state.lead.dossier.finding if life.state.lead else None
         return finding.verdict.fault if finding else None
 
     assert judged(2.0, 4, claim) is Fault.OOM_GPU
@@ -270,7 +270,7 @@ def test_what_a_log_said_is_outlived_as_soon_as_the_leaders_own_workers_have_gon
         life.at(
             now, Workers(now=0, warm=True, work=Work.TRAINING, generation=1, born=1, step=step, endpoint="n00:29500")
         )
-        finding = life.state.lead.finding if life.state.lead else None
+        finding = life.state.lead.dossier.finding if life.state.lead else None
         return finding.verdict.fault if finding else None
 
     life.told(2.0, *noisy(4, claim))
@@ -344,8 +344,8 @@ def test_a_gang_that_trains_is_not_judged_by_a_death_that_a_log_speaks_of() -> N
         said = fact(Sign.CRASHED, 1, kind=Kind.EXIT, line_no=7, source="rank_1.log", line="Segmentation fault")
         life.told(2.0, *noisy(4, said))
         assert life.state.lead is not None
-        assert life.state.lead.finding is not None
-        assert life.state.lead.finding.verdict.fault is Fault.DEAD_RANK
+        assert life.state.lead.dossier.finding is not None
+        assert life.state.lead.dossier.finding.verdict.fault is Fault.DEAD_RANK
         assert proposed(life) is None
         assert not any(isinstance(a, events.Confine) for a, _ in life.state.sent.values())
         life.told(2.5, replace(record("n02", work=Work.TRAINING, generation=1, born=1), leaving=True))
@@ -359,8 +359,8 @@ def test_a_probe_that_finds_every_way_in_order_ends_no_job() -> None:
     life = leader({"oom_gpu": "stop"})
     life.told(2.0, *noisy(4, replace(said, generation=1)))
     assert life.state.lead is not None
-    assert life.state.lead.finding is not None
-    assert life.state.lead.finding.answer.act.value == "stop"
+    assert life.state.lead.dossier.finding is not None
+    assert life.state.lead.dossier.finding.answer.act.value == "stop"
     assert probed(life, 3.0, 2, results()).phase is Phase.TRAIN
 
 
@@ -527,7 +527,10 @@ def test_a_cap_that_keeps_a_broken_node_in_is_said_once_with_the_finding_and_sta
     if cap == "membership.min_nodes":
         life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=3)))
     else:
-        life.state = life.state.but(lead=replace(life.state.lead, put_out=(1.1,)))  # somebody else, within the hour
+        lead = life.state.lead
+        life.state = life.state.but(
+            lead=replace(lead, custody=replace(lead.custody, put_out=(1.1,)))
+        )  # somebody else, within the hour
     said = {action.event: action.fields for action in capped(life, 2.0)}
     assert proposed(life) is None
     assert said["verdict.found"]["fault"] == "gpu_fault"
@@ -612,7 +615,7 @@ def paced(life: Life, at: float, generation: int, slow: str, *others: Record, no
 def test_a_slow_rank_is_named_after_some_reports_and_nothing_is_done() -> None:
     life = leader(health=Health(straggler_steps=3))
     paced(life, 1.5, 1, "n02", record("n03", warm=True))
-    assert [f.rank for f in life.state.lead.slow] == [2]
+    assert [f.rank for f in life.state.lead.paces.slow] == [2]
     assert proposed(life) is None
 
 
@@ -629,7 +632,7 @@ def test_where_the_operator_wants_it_a_spare_node_takes_a_slow_ones_place_and_no
     life.seen(3.0, "written", plan=after, plan_revision=20)
     here = ("n00", "n01", "n03")
     paced(life, 3.1, 2, "n03", record("n02", warm=True), nodes=here)
-    assert [f.node for f in life.state.lead.slow] == ["n03"]
+    assert [f.node for f in life.state.lead.paces.slow] == ["n03"]
     assert proposed(life) is None, "n02 was slow itself"
 
 
@@ -729,7 +732,7 @@ def test_what_a_record_says_of_another_nodes_ways_does_not_count() -> None:
     found["n02"] = (*found["n02"], *foreign)
     assert probed(life, 3.0, 2, found).backend == ""
     assert life.state.lead is not None
-    assert all(way.nccl == "ok" for way in life.state.lead.results)
+    assert all(way.nccl == "ok" for way in life.state.lead.probes.results)
 
 
 def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
@@ -748,8 +751,9 @@ def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
         life.leased(now)
         train(life, now, 3, replace(after, generation=3), lap=replace(lap, generation=3, seconds=0.7))
     assert life.state.lead is not None
-    assert life.state.lead.measured == "over gloo a step takes 0.7 s, before 0.5 s (1.4 times)"
-    again = step(life.state.but(lead=replace(life.state.lead, measured="")), Tick(now=5.0))
+    assert life.state.lead.probes.measured == "over gloo a step takes 0.7 s, before 0.5 s (1.4 times)"
+    lead = life.state.lead
+    again = step(life.state.but(lead=replace(lead, probes=replace(lead.probes, measured=""))), Tick(now=5.0))
     assert "fallback.measured" in {action.event for action in again.actions if isinstance(action, Say)}
     refused = probed(leader({"fabric": "fallback"}, fallback="gloo"), 3.0, 2, paced(slow), laps=lap)
     assert (refused.backend, refused.phase) == ("", Phase.TRAIN)
@@ -789,7 +793,7 @@ def test_what_a_probe_has_found_is_among_the_leaders_facts_when_its_incident_is_
     life = leader()
     written = probed(life, 3.0, 2, found)
     train(life, 4.5, 3, replace(written, generation=3))
-    facts = dossier.concerning(life.state.lead.facts, range(1, 3), frozenset(NODES))
+    facts = dossier.concerning(life.state.lead.dossier.facts, range(1, 3), frozenset(NODES))
     assert {(f.node, f.peer, f.sign, f.generation) for f in facts} == {
         ("n00", "n01", Sign.HEALTHY, 2), ("n02", "n00", Sign.MTU, 2), ("n02", "n01", Sign.MTU, 2),
     }  # fmt: skip
@@ -798,12 +802,14 @@ def test_what_a_probe_has_found_is_among_the_leaders_facts_when_its_incident_is_
         ("n02",),
         Confidence.HIGH,
     )
-    assert not dossier.concerning(life.state.lead.facts, range(3, 4), frozenset(NODES)), (
+    assert not dossier.concerning(life.state.lead.dossier.facts, range(3, 4), frozenset(NODES)), (
         "the next gang is judged by its own"
     )
     well = leader()
     train(well, 4.5, 3, replace(probed(well, 3.0, 2, results()), generation=3))
-    assert not [f for f in well.state.lead.facts if f.kind is Kind.PROBE], "ways that are well are nothing to remember"
+    assert not [f for f in well.state.lead.dossier.facts if f.kind is Kind.PROBE], (
+        "ways that are well are nothing to remember"
+    )
 
 
 def test_what_a_device_has_counted_puts_no_node_out_whose_ways_a_probe_found_in_order() -> None:

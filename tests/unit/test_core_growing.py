@@ -431,7 +431,7 @@ def test_a_worker_that_fails_between_two_plans_is_told_of_under_both_and_counted
     def fails(now, generation):
         exit_ = Exit(generation=generation, slot=0, step=8, cause="exit code 1: ValueError", own=True)
         life.told(now, record("n01", work=Work.FAILED, generation=generation, step=8, exit=exit_))
-        counts.append(life.state.lead.failures["n01"].count)
+        counts.append(life.state.lead.custody.failures["n01"].count)
 
     trains(life, 5.0, 3, "n00", "n01")
     fails(5.1, 3)

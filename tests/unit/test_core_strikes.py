@@ -24,7 +24,7 @@ def test_no_wait_is_too_long_to_be_computed(often: int) -> None:
     life.at(3.0, Tick(now=0))
     health = life.state.settings.health
     assert life.state.lead is not None
-    assert life.state.lead.confined.keys() == {"n02"}
+    assert life.state.lead.custody.confined.keys() == {"n02"}
     life.leased(health.quarantine_max_s)
     life.at(health.quarantine_max_s + 1.0, Tick(now=0))
     assert not any("Confine" in line or "on gloo" in line for line in life.lines)
@@ -292,7 +292,7 @@ def test_who_alone_says_at_exact_that_a_peer_is_gone_may_be_the_one_that_drops_i
     life = Life("n00/1")
     assert ends(life, gone("n01"), *others) is not None
     assert life.state.lead is not None
-    assert life.state.lead.failures.keys() == against
+    assert life.state.lead.custody.failures.keys() == against
 
 
 @pytest.mark.parametrize(("count", "phase"), [(2, Phase.TRAIN), (1, Phase.STOP)])
@@ -304,7 +304,8 @@ def test_a_node_that_drops_its_connections_is_put_out_before_the_job_ends_for_it
     trains(life, 2.6, 1, "n00", "n01", "n02", strike=Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=2))
     assert life.state.lead is not None
     before = Failures(generation=0, step=7, count=count)
-    life.state = life.state.but(lead=replace(life.state.lead, failures={"n01": before}))
+    lead = life.state.lead
+    life.state = life.state.but(lead=replace(lead, custody=replace(lead.custody, failures={"n01": before})))
     life.leased(3.5)
     life.told(4.0, gone("n01"))
     assert plans(life) is None
@@ -330,4 +331,4 @@ def test_a_node_whose_agent_starts_no_process_is_no_victim(settings, slot: int |
     assert written is not None
     assert written.strike is None
     assert life.state.lead is not None
-    assert life.state.lead.failures.keys() == {"n01"}, "it counts against that node, and not against the job"
+    assert life.state.lead.custody.failures.keys() == {"n01"}, "it counts against that node, and not against the job"

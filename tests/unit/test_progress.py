@@ -289,7 +289,7 @@ def test_where_a_log_is_silent_all_are_looked_at_and_the_rank_is_named_and_nothi
     assert asks(life), "what was found is forgotten after a minute: they are looked at again"
     life.told(116.5, training("n02"))
     assert life.state.lead is not None
-    assert life.state.lead.silent is None
+    assert life.state.lead.stalls.silent is None
 
 
 def test_where_no_rank_stands_out_it_is_said_that_only_the_silence_is_known() -> None:

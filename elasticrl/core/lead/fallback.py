@@ -32,7 +32,7 @@ class Cost:
 def cost(scene: Scene) -> Cost | None:
     """As the gang's own steps and the probe's results have it; None if either is not known."""
     laps = [record.lap for record in map(scene.record_of, scene.kept) if record and record.lap]
-    ways = [way.mbps for way in (*scene.lead.earlier, *scene.lead.results) if way.mbps]
+    ways = [way.mbps for way in (*scene.lead.probes.earlier, *scene.lead.probes.results) if way.mbps]
     if not laps or not ways:
         return None
     return Cost(usual_s=max(lap.seconds for lap in laps), bytes=max(lap.bytes for lap in laps), mbps=min(ways))

@@ -66,7 +66,7 @@ def ending(scene: Scene) -> Move | None:
 
     Found by simulation: a node came as the others saved, was enough, and the gang with it lost its workers a few seconds later.
     """
-    plan, due = scene.plan, scene.lead.planned_at + 2 * scene.settings.recovery.drain_s
+    plan, due = scene.plan, scene.lead.formation.planned_at + 2 * scene.settings.recovery.drain_s
     if plan is None or not plan.saves or scene.now >= due:
         return None
     records = (scene.record_of(seat) for seat in plan.seats)
@@ -78,7 +78,7 @@ def ending(scene: Scene) -> Move | None:
 
 def waking(scene: Scene) -> Move | None:
     """Under HOLD: some whose workers have ended get new ones, for no longer than replacing workers may take."""
-    until = scene.lead.planned_at + scene.settings.recovery.replace_s
+    until = scene.lead.formation.planned_at + scene.settings.recovery.replace_s
     if scene.plan is None or scene.now >= until:
         return None
     names = [
@@ -122,7 +122,7 @@ def grow(scene: Scene) -> Move | None:
     if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting for more")
     if not scene.settings.means.in_place:
-        due = scene.lead.planned_at + scene.settings.membership.grow_every_s
+        due = scene.lead.formation.planned_at + scene.settings.membership.grow_every_s
         if scene.now < due:  # each growth is a restart of all
             return Move(wake_at=due, why=f"{plan.reason}; {count(came, 'more node')} ready, let in at the next restart")
     new = tuple(seat.member for seat in seats if seat.member not in plan.seat_of)
@@ -134,19 +134,19 @@ def ease(scene: Scene) -> Move | None:
 
     Each node is given up for it once in a leader's life: else two slow ones would take turns.
     """
-    plan, slow = scene.plan, scene.lead.slow[:1]
+    plan, slow = scene.plan, scene.lead.paces.slow[:1]
     act = scene.settings.policy.get(Fault.STRAGGLER, Act.REPORT)
     if plan is None or not slow or not scene.trained or act not in {Act.REPLACE, Act.QUARANTINE}:
         return None
     seat = next(seat for seat in plan.seats if seat.member.node == slow[0].node)
-    if seat.member.node in scene.lead.eased:
+    if seat.member.node in scene.lead.paces.eased:
         return None
     verdict = judge(slow, Known(world=plan.world, nodes=plan.node_of))
     confine = confinements(scene, {seat.member: found(verdict)}) if act == Act.QUARANTINE else ()
-    if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
+    if not confine and all(record.member.node in scene.lead.paces.eased for record in scene.candidates):
         return None
     fates = tuple(replace(f, seat=None) if s is seat else f for f, s in zip(scene.fates, plan.seats, strict=True))
-    seats = scene.arrange(fates, grow=False, without=scene.lead.eased)
+    seats = scene.arrange(fates, grow=False, without=scene.lead.paces.eased)
     eased = scene.train(seats, found(verdict), rung=Rung.REFORM, strike=plan.strike)
     return Move(plan=eased, confine=confine, verdict=verdict)
 

@@ -90,7 +90,7 @@ def _ends_to_save(scene: Scene) -> Move | None:
     """A held gang that ends with a save, as nodes leave that it cannot spare, does so first. Found by putting a stop at every
     moment of such a drain: its first rank had no seat any more, so nobody committed what was saved.
     """
-    plan, due = scene.plan, scene.lead.planned_at + 2 * scene.settings.recovery.drain_s
+    plan, due = scene.plan, scene.lead.formation.planned_at + 2 * scene.settings.recovery.drain_s
     if plan is None or plan.phase is not Phase.HOLD or not plan.saves or scene.now >= due:
         return None
     records = filter(None, map(scene.record_of, plan.seats))
@@ -150,7 +150,7 @@ def finished(scene: Scene) -> Move | None:
         return None
     if scene.view.committed < scene.settings.steps:
         drain_s = scene.settings.recovery.drain_s
-        due = drain_s + (scene.now if scene.lead.done_at is None else scene.lead.done_at)
+        due = drain_s + (scene.now if scene.lead.ends.done_at is None else scene.lead.ends.done_at)
         if scene.now < due:
             return Move(wake_at=due, why="all steps are made; the last checkpoint is being committed")
         who, step = plan.seats[0].member, scene.settings.steps

@@ -105,7 +105,7 @@ def _blamed(scene: Scene) -> bool:
 def _known_by(scene: Scene) -> float:
     """When it would be known of somebody that it has gone: its lease has run out by then."""
     settings = scene.settings
-    since = scene.now if scene.lead.failed_at is None else scene.lead.failed_at
+    since = scene.now if scene.lead.ends.failed_at is None else scene.lead.ends.failed_at
     return since + max(settings.membership.lease_ttl_s, settings.timeouts.confirm_s)
 
 
@@ -119,7 +119,7 @@ def _at_once(scene: Scene) -> Move | None:
     plan, now = scene.plan, scene.now
     assert plan is not None
     first = plan.says(Why.BEGUN, Why.BEGUN_AGAIN)
-    lasted_s = now - scene.lead.planned_at
+    lasted_s = now - scene.lead.formation.planned_at
     if scene.settings.means.joins or not first or lasted_s > AT_ONCE_S or scene.progressed:
         return None
     failed = min(
@@ -137,7 +137,7 @@ def _at_once(scene: Scene) -> Move | None:
 
 def _condemned(scene: Scene) -> dict[Member, Cause]:
     """Seated members whose node the verdict proves unfit, and that policy and caps let us keep out."""
-    finding, plan = scene.lead.finding, scene.plan
+    finding, plan = scene.lead.dossier.finding, scene.plan
     if finding is None or plan is None or finding.answer.act is not Act.QUARANTINE:
         return {}
     if not finding.condemns:
@@ -148,7 +148,7 @@ def _condemned(scene: Scene) -> dict[Member, Cause]:
 
 def _why_lost(scene: Scene, condemned: Collection[Member]) -> tuple[tuple[Cause, ...], Verdict | None]:
     """Each loss: by the verdict where it is the one that it speaks of, and what it names beside them."""
-    plan, finding = scene.plan, scene.lead.finding
+    plan, finding = scene.plan, scene.lead.dossier.finding
     assert plan is not None
     verdict = finding.verdict if finding is not None else None
     sure = known(verdict)
@@ -198,7 +198,7 @@ def _sick(scene: Scene, fate: Fate, seat: Seat) -> Cause | None:
         return None
     if seat.member.node in scene.conviction.guilty:
         return fate.cause
-    failures = scene.lead.failures.get(seat.member.node)
+    failures = scene.lead.custody.failures.get(seat.member.node)
     counts = fate.fresh and scene.blames_its_node(record)
     if counts and failures and failures.count >= scene.settings.health.node_strikes:
         return Cause(why=Why.FAILED_AGAIN, who=(seat.member,), count=failures.count, step=failures.step)
@@ -215,12 +215,12 @@ def _broken_up(scene: Scene) -> Move | None:
     assert plan is not None
     if said(scene):
         return None  # one has said why it left, and it will not form
-    due = (scene.now if lead.stalled_at is None else lead.stalled_at) + scene.settings.timeouts.confirm_s
+    due = (scene.now if lead.stalls.since is None else lead.stalls.since) + scene.settings.timeouts.confirm_s
     if scene.now < due:
         return Move(
             wake_at=due, why="members have left before the gang had formed; waiting for the one that is to blame"
         )
-    if lead.formed < plan.generation - 1:
+    if lead.formation.formed < plan.generation - 1:
         again = Cause(why=Why.BROKE_FORMING, count=2)
         return Move(plan=scene.write(Phase.PROBE, scene.kept, again, strike=plan.strike))
     rung = max(plan.rung, Rung.REFORM) if plan.grows else plan.rung
@@ -245,8 +245,8 @@ def _ungrown(scene: Scene) -> Move | None:
     assert plan is not None
     lead, left = scene.lead, scene.left_behind
     stalled = scene.stalled_before_it_grew
-    if (stalled or scene.broken_before_it_grew) and lead.stalled_at is not None:
-        due = max(lead.stalled_at, scene.patient_until) + scene.settings.timeouts.confirm_s
+    if (stalled or scene.broken_before_it_grew) and lead.stalls.since is not None:
+        due = max(lead.stalls.since, scene.patient_until) + scene.settings.timeouts.confirm_s
         if scene.now < due:
             return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
         first = next(iter(stalled), None)
@@ -265,7 +265,7 @@ def _ungrown(scene: Scene) -> Move | None:
         return Move(plan=scene.train(seats, *causes, rung=Rung.REFORM, strike=plan.strike), confine=confine)
     if not scene.still_trains:
         return None
-    if lead.there is None or scene.newest < lead.there + PASSED_BY:
+    if lead.formation.there is None or scene.newest < lead.formation.there + PASSED_BY:
         return Move(why=plan.reason)
     return Move(plan=scene.train(scene.kept, Cause(why=Why.UNPARTED), rung=Rung.REFORM, strike=plan.strike))
 

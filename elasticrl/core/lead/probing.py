@@ -42,7 +42,7 @@ def recheck(scene: Scene) -> Move | None:
     if plan is None or plan.phase is not Phase.TRAIN or not plan.backend or not scene.trained:
         return None
     wait_s = doubled(health.quarantine_s, max(0, plan.fallbacks - 1), health.quarantine_max_s)
-    due = scene.lead.backend_since + wait_s
+    due = scene.lead.probes.backend_since + wait_s
     if scene.now < due:
         return Move(wake_at=due)
     return Move(plan=scene.write(Phase.PROBE, scene.kept, Cause(why=Why.RECHECKED), strike=plan.strike))
@@ -57,13 +57,13 @@ def probing(scene: Scene) -> Move | None:
     asked = [*filter(None, map(scene.record_of, seats)), *scene.spares]
     asked = [record for record in asked if record.answered == plan.generation]
     answers = {record.member.node: record.unreachable for record in asked if record.unreachable is not None}
-    due = scene.lead.planned_at + scene.settings.recovery.probe_s
+    due = scene.lead.formation.planned_at + scene.settings.recovery.probe_s
     if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
         return Move(wake_at=due, why="waiting for the members' probes")
     # Who cannot be reached at all is known at once; what is wrong with the way to the others takes longer to find out.
     if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
         return Move(wake_at=due, why="waiting for what the members find on the way to each other")
-    ways = findings((*scene.lead.earlier, *scene.lead.results))
+    ways = findings((*scene.lead.probes.earlier, *scene.lead.probes.results))
     broken = {node: set(found) for node, found in answers.items()}
     for fact in ways:
         if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
@@ -123,7 +123,7 @@ def _between(ways: tuple[Evidence, ...], nodes: Collection[str]) -> tuple[Eviden
 
 def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:
     """What is known of the stall and of the ways between the nodes, together."""
-    finding, plan = scene.lead.finding, scene.plan
+    finding, plan = scene.lead.dossier.finding, scene.plan
     assert plan is not None
     facts = (*(finding.of if finding else ()), *ways)
     if not dossier.speaks(facts):
@@ -137,8 +137,8 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     """Back to the gang's own backend only where that was tried, and worked everywhere; else on as before."""
     plan = scene.plan
     assert plan is not None
-    tried = {result.node: result.nccl for result in scene.lead.results if result.nccl is not None}
-    broken = any(result.nccl not in {None, "ok"} for result in scene.lead.results)
+    tried = {result.node: result.nccl for result in scene.lead.probes.results if result.nccl is not None}
+    broken = any(result.nccl not in {None, "ok"} for result in scene.lead.probes.results)
     if not broken and tried.keys() >= {seat.member.node for seat in scene.kept}:
         fresh = scene.train(scene.kept, Cause(why=Why.NCCL_WELL), rung=Rung.REFORM, strike=plan.strike)
         return Move(plan=replace(fresh, backend="", fallbacks=0, usual_s=0.0))
@@ -189,18 +189,16 @@ def remembered(lead: Lead, now: float) -> dossier.Filed:
 
     Of the ways that are well only those that tell which end of a broken one is at fault: a large gang's would leave no room.
     """
-    ways = findings(lead.results)
+    ways = findings(lead.probes.results)
     ill = {name for way in ways if way.sign is not Sign.HEALTHY for name in (way.node, way.peer)}
     near = sorted((way for way in ways if ill & {way.node, way.peer}), key=lambda way: way.sign is Sign.HEALTHY)
-    fresh = [replace(way, generation=lead.generation) for way in near[:TOLD]]
-    return (
-        dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S, passed=lead.passed) if fresh else lead.facts
-    )
+    fresh = [replace(way, generation=lead.formation.generation) for way in near[:TOLD]]
+    return lead.dossier.with_(fresh, now) if fresh else lead.dossier.facts
 
 
 def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
     """Where the tested pairs fall into pieces, a second probe across tells a partition from some links. Once."""
-    plan, results = scene.plan, scene.lead.results
+    plan, results = scene.plan, scene.lead.probes.results
     if plan is None or plan.pairs or not results:
         return None
     tested = {frozenset(pair) for pair in probe_links(plan)}

@@ -85,11 +85,11 @@ def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
     """
     wake_at = inf
     written = []
-    served = [(scene.lead.confined[node], replace(q, held=False), q) for node, q in sorted(scene.held.items())]
+    served = [(scene.lead.custody.confined[node], replace(q, held=False), q) for node, q in sorted(scene.held.items())]
     forgiven = [
-        (scene.lead.well[m], replace(q, held=False, strikes=0, cuts=(), found=0), q)
+        (scene.lead.custody.well[m], replace(q, held=False, strikes=0, cuts=(), found=0), q)
         for m, q in sorted(scene.unforgiven.items())
-        if m in scene.lead.well and scene.proves_well(m)
+        if m in scene.lead.custody.well and scene.proves_well(m)
     ]
     for since, after, quarantine in (*served, *forgiven):
         due = since + _term(scene, quarantine)

@@ -69,12 +69,23 @@ class Scene:
     made: int = 0  # the newest generation in which this node's own workers sealed a step
     formed: int = 0  # that in which they got through the first collective
     since: int = 0  # the store's revision when this node's life began
+    deaf: bool = False  # is an answer of the store overdue?
 
     def recalling(self, lead: Lead) -> "Scene":
         """The same moment with newer timers. What was derived without them is not derived again: that is a pass over all."""
         scene = replace(self, lead=lead)
         vars(scene).update({name: value for name, value in vars(self).items() if name in TIMELESS})
         return scene
+
+    @property
+    def new_plan(self) -> bool:
+        """Is there a plan that the leader's memory does not speak of yet?"""
+        return self.view.generation != self.lead.formation.generation
+
+    @property
+    def anew(self) -> bool:
+        """Does waiting begin anew, for a new plan's sake, or as what was waited for may not have come through?"""
+        return self.new_plan or self.deaf
 
     @cached_property
     def records(self) -> Mapping[str, Record]:
@@ -140,7 +151,7 @@ class Scene:
 
         Found by simulation: two workers failed within the time that news takes, and one more was kept out than may be.
         """
-        return frozenset(self.held) | self.lead.confining.keys()
+        return frozenset(self.held) | self.lead.custody.confining.keys()
 
     @cached_property
     def apart(self) -> Mapping[str, frozenset[str]]:
@@ -257,8 +268,8 @@ class Scene:
     @property
     def lapsed(self) -> bool:
         """Did several members have no record when this node began to lead, or may one have none, as the store had lost all?"""
-        if self.lead.planned_at > -inf:
-            return self.lead.lapsed
+        if self.lead.formation.planned_at > -inf:
+            return self.lead.presence.lapsed
         return self.missing > 1 or (self.plan is not None and self.plan.again)
 
     @property
@@ -293,7 +304,7 @@ class Scene:
             if seat.beat  # else nobody hears it
             and seat.member.node not in self.records
             and str(seat.member) not in doubted
-            and until_s < self.lead.absent.get(seat.member, self.now)
+            and until_s < self.lead.presence.absent.get(seat.member, self.now)
             and any(node in self.records for node in neighbours(plan, seat.member.node, reach))
         )
 
@@ -370,7 +381,7 @@ class Scene:
         if not record.warm or record.leaving or self.keeps(member):
             return False
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
-        doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
+        doubted = self.now < self.lead.custody.doubted.get(member, -inf) + readmit_s
         trusted = node not in self.held and node not in self.conviction.guilty and not doubted
         if node in self.apart and not self.apart[node].isdisjoint(kept.member.node for kept in self.kept):
             return False
@@ -443,7 +454,7 @@ class Scene:
         Found by simulation: a gang formed, and a worker failed at once. The leader had seen no record that told of the gang,
         though its own workers had trained in it, and left all newcomers behind.
         """
-        if self.plan is None or not self.plan.grows or self.lead.grown == self.plan.generation:
+        if self.plan is None or not self.plan.grows or self.lead.formation.grown == self.plan.generation:
             return True
         if self.formed == self.plan.generation:
             return True
@@ -512,7 +523,7 @@ class Scene:
         """
         stalled = (*self.doing[Work.STALLED], *self.stalled_before_it_grew)
         budgets = [record.stall.budget_s for record in stalled if record.stall]
-        return self.lead.excused_at + max(budgets, default=0.0) if not self.doing[Work.PARKED] else -inf
+        return self.lead.stalls.excused_at + max(budgets, default=0.0) if not self.doing[Work.PARKED] else -inf
 
     def at_work(self, *works: Work) -> bool:
         """Does every seat's node report one of these under the present generation?"""
@@ -659,7 +670,7 @@ class Scene:
         """Has a gang that tells no steps trained for so long that it has got on? What failed before it is then over."""
         if self.settings.means.commits or self.newest or self.plan is None or self.plan.phase is not Phase.TRAIN:
             return False
-        return self.lead.planned_at + self.settings.recovery.steady_s <= self.now
+        return self.lead.formation.planned_at + self.settings.recovery.steady_s <= self.now
 
     def unlike(self, seats: tuple[Seat, ...]) -> tuple[Cause, ...]:
         """Which of those that these seats let in compute other bits than the job, where that is to be said."""
@@ -675,7 +686,7 @@ class Scene:
         """Has every seat got through the first collective of this generation?"""
         if self.plan is None or self.plan.phase is not Phase.TRAIN:
             return False
-        if self.lead.formed != self.plan.generation and len(self.doing[Work.PARKED]) == len(self.plan.seats):
+        if self.lead.formation.formed != self.plan.generation and len(self.doing[Work.PARKED]) == len(self.plan.seats):
             return False  # all have left it again before
         there = sum(
             len(self.doing[work]) for work in (Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
@@ -706,20 +717,20 @@ class Scene:
         }
         rung_s = limit[self.plan.rung if self.plan else Rung.START]
         if self.loading:
-            return self.lead.planned_at + max(rung_s, recovery.start_s)
-        begun = max(self.lead.planned_at, self.lead.loaded_at, self.lead.parted_at)
-        restored_at = self.now if self.restoring else self.lead.restored_at
+            return self.lead.formation.planned_at + max(rung_s, recovery.start_s)
+        begun = max(self.lead.formation.planned_at, self.lead.formation.loaded_at, self.lead.formation.parted_at)
+        restored_at = self.now if self.restoring else self.lead.formation.restored_at
         return max(begun, restored_at) + rung_s
 
     @property
     def stop_due(self) -> float:
         """Until when a job that is to stop may be mended first, to save; for ever where none is to."""
-        return self.lead.stop_at + self.settings.recovery.drain_s
+        return self.lead.ends.stop_at + self.settings.recovery.drain_s
 
     @cached_property
     def settled_at(self) -> float:
         """When nobody new will have come for long enough."""
-        return max(self.lead.ready_at, self.lead.since) + self.settings.membership.settle_s
+        return max(self.lead.presence.ready_at, self.lead.since) + self.settings.membership.settle_s
 
 
 def seat_for(record: Record, born: int) -> Seat:

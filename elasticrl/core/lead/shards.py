@@ -84,7 +84,7 @@ def _cut_off(scene: Scene, seat: Seat) -> bool:
 
 def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     """Under HOLD: is it worth waiting for more than these seats?"""
-    plan, until = scene.plan, scene.lead.planned_at + scene.settings.membership.lease_ttl_s
+    plan, until = scene.plan, scene.lead.formation.planned_at + scene.settings.membership.lease_ttl_s
     if plan is None or scene.now >= until:
         return None
     if not scene.distrusted and (names := awaited(scene, seats)):

@@ -22,13 +22,13 @@ LOOKS_S = 45.0  # between looks at a gang whose log is silent: what was found is
 def stuck(scene: Scene) -> Move | None:
     """Members wait in a collective, or have left a broken one, and nobody has been found to blame."""
     plan = scene.plan
-    if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalled_at is None:
+    if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalls.since is None:
         return None
     if scene.now < (until := scene.patient_until):
         return Move(wake_at=until, why="the one that members waited for is back; waiting whether they go on")
-    due = max(scene.lead.stalled_at, until) + scene.settings.timeouts.confirm_s
+    due = max(scene.lead.stalls.since, until) + scene.settings.timeouts.confirm_s
     # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
-    ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked
+    ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.stalls.asked
     if scene.now < due:
         return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
     if scene.now < due + WORD_S and _moved_on(scene):
@@ -38,7 +38,7 @@ def stuck(scene: Scene) -> Move | None:
         return Move(wake_at=patience, why=why, inspect=ask)
     if stop := hopeless(scene):
         return stop
-    finding = scene.lead.finding
+    finding = scene.lead.dossier.finding
     if finding is not None and scene.now < due + WORD_S and _half_told(finding):
         return Move(
             wake_at=due + WORD_S, why="a network path answers late; waiting for the others' results", inspect=ask
@@ -50,9 +50,9 @@ def stuck(scene: Scene) -> Move | None:
     return Move(plan=scene.write(Phase.PROBE, scene.kept, *causes, strike=plan.strike), verdict=verdict)
 
 
-def silence(scene: Scene, *, new_plan: bool) -> tuple[float, int] | None:
+def silence(scene: Scene) -> tuple[float, int] | None:
     """When the gang is next to be looked at because a script's log is silent, brought up to this moment."""
-    before = None if new_plan else scene.lead.silent
+    before = None if scene.new_plan else scene.lead.stalls.silent
     if not any(record.stall and record.stall.silent for record in scene.doing[Work.TRAINING]):
         return None
     return before if before and scene.now < before[0] + LOOKS_S else (scene.now, scene.view.look_revision)
@@ -60,7 +60,7 @@ def silence(scene: Scene, *, new_plan: bool) -> tuple[float, int] | None:
 
 def silent(scene: Scene) -> Move | None:
     """A script's log tells of no progress: all are asked where their workers are, so that one can be named. None is ended."""
-    plan, since = scene.plan, scene.lead.silent
+    plan, since = scene.plan, scene.lead.stalls.silent
     if plan is None or plan.phase is not Phase.TRAIN or since is None or scene.view.look_revision > since[1]:
         return None
     return Move(inspect=True, why="a script's log tells of no progress; all workers are being looked at")
@@ -82,7 +82,8 @@ def _half_told(finding: Finding) -> bool:
 
 def said(scene: Scene) -> bool:
     """Has a rank said what is wrong with it, so that no stack would add to it: a setting with which no gang can form?"""
-    verdict = scene.lead.finding.verdict if scene.lead.finding else None
+    finding = scene.lead.dossier.finding
+    verdict = finding.verdict if finding else None
     return verdict is not None and verdict.fault in {Fault.CONFIG, Fault.VERSION_MISMATCH} and bool(verdict.nodes)
 
 
@@ -94,11 +95,11 @@ def _looked_at(scene: Scene) -> str:
         return ""
     seen = (*scene.doing[Work.STALLED], *scene.doing[Work.TRAINING])
     # Any request since the stall began will do: a busy store is asked again, with a newer number, before the first is seen.
-    if any(record.looked <= scene.lead.asked for record in seen):
+    if any(record.looked <= scene.lead.stalls.asked for record in seen):
         return "members have stalled; all workers are being looked at"
     blamed = {
         fact.node
-        for fact in scene.lead.facts
+        for fact in scene.lead.dossier.facts
         if fact.generation == plan.generation
         and fact.kind is Kind.BEAT
         and fact.sign in {Sign.STOPPED, Sign.HOST_STUCK}

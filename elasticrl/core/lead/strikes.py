@@ -81,7 +81,7 @@ def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) ->
 
 def hopeless(scene: Scene) -> Move | None:
     """As `hopeless_by`, of what is known of the present gang."""
-    finding = scene.lead.finding
+    finding = scene.lead.dossier.finding
     return None if finding is None else hopeless_by(scene, finding.verdict, finding.answer)
 
 

@@ -216,18 +216,18 @@ def _advice(state: State) -> tuple[str, ...]:
     lead = state.lead
     if lead is None:
         return ()
-    finding = lead.finding
+    finding = lead.dossier.finding
     said = []
     if finding is not None and finding.verdict.fault is not Fault.UNKNOWN:
         if finding.capped:
             said.append(f"{finding.verdict.said}. {finding.capped}. {finding.verdict.remedy}")
-        elif finding.answer.act is Act.REPORT or lead.silent:
-            mild = f" {MILD}" if lead.silent else ""
+        elif finding.answer.act is Act.REPORT or lead.stalls.silent:
+            mild = f" {MILD}" if lead.stalls.silent else ""
             said.append(f"{finding.verdict.said}. {finding.verdict.remedy}{mild}")
-    elif lead.silent and state.looked > lead.silent[1]:
+    elif lead.stalls.silent and state.looked > lead.stalls.silent[1]:
         said.append(NOBODY)
-    said += [lead.measured] if lead.measured else []
-    return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
+    said += [lead.probes.measured] if lead.probes.measured else []
+    return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.paces.slow))[:4]
 
 
 def _lacks_workers(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:

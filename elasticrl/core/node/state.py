@@ -1,17 +1,18 @@
 """What a node remembers between two events, and what it decides at one."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import field
 from math import inf
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract.events import Action, Probed, Workers
+from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.model import Member, Pace, Record, Stall, View
 from elasticrl.contract.pairs import Result
 from elasticrl.contract.settings import Settings
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Answer, proven
-from elasticrl.core.node.dossier import Filed
+from elasticrl.core.node.dossier import KEPT_S, Filed, file
 from elasticrl.core.node.rows import Rows
 
 
@@ -46,10 +47,9 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """The leader's own timers. They are lost with it, which costs time and nothing else: the next leader starts them anew."""
+class Formation:
+    """How the newest plan's gang came to be, as far as the leader has seen it."""
 
-    since: float  # when this node began to lead
     generation: int = 0  # that `planned_at` speaks of
     planned_at: float = -inf  # when it was first seen here
     loaded_at: float = -inf  # when a program of its workers was last seen to load
@@ -57,46 +57,105 @@ class Lead:
     grown: int = 0  # the newest generation of which it is known that all have been there whom its plan added
     parted_at: float = -inf  # when a gang that was to grow was first seen to have parted, with all there
     there: int | None = None  # the newest step when those whom it adds to a gang had all come
+    gang: int = 0  # the newest generation that was to train: whose fault is judged
+    formed: int = 0  # the newest generation of which a member was seen to train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """Who is there, and who is not."""
+
     lapsed: bool = False  # several members had no record when this node began to lead
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
-    stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
-    failed_at: float | None = None  # since when a worker of the present gang has ended
+    absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Members that wait."""
+
+    since: float | None = None  # when members began to report stalls with nobody to blame
+    asked: int = 0  # the newest request to look at workers at that time
     excused_at: float = -inf  # when those who wait in a collective were last excused
     silent: tuple[float, int] | None = (
         None  # when, and after which request to look, a script's log was last found silent
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Workers that have ended, and a job that is to end."""
+
+    failed_at: float | None = None  # since when a worker of the present gang has ended
     done_at: float | None = None  # since when all seats have been done
     stop_at: float = inf  # when it was first seen that the job is to stop
-    asked: int = 0  # the newest request to look at workers when that began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custody:
+    """Who is kept out, was kept out, or may have to be."""
+
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
-    absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
-    confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    failures: Mapping[str, Failures] = field(default_factory=dict)  # by node
     confining: Mapping[str, float] = field(
         default_factory=dict
-    )  # whose quarantine was written, and when, and not seen yet
-    well: Mapping[Member, float] = field(
-        default_factory=dict
-    )  # since when each who is not forgiven yet is up and let be
-    failures: Mapping[str, "Failures"] = field(default_factory=dict)
-    gang: int = 0  # the newest generation that was to train: whose fault is judged
-    formed: int = 0  # the newest generation of which a member was seen to train
+    )  # when each quarantine was written that is not seen yet
+    confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
+    let_back: Mapping[str, float] = field(default_factory=dict)  # when a quarantine was seen to be over, lately
+    well: Mapping[Member, float] = field(default_factory=dict)  # since when each has been well who is not forgiven yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dossier:
+    """What is known of the present gang, and what follows."""
+
     facts: Filed = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
-    rows: Rows | None = field(default=None, compare=False)  # what the seats' nodes said, as it was read last
     finding: Finding | None = None
     passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
     marks: tuple[tuple[float, int], ...] = ()  # of the present gang: when it was looked at, its foremost rank's step
-    let_back: Mapping[str, float] = field(default_factory=dict)  # when a quarantine was seen to be over, lately
-    put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
-    paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
-    history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # of this generation: rank -> phase -> seconds
+
+    def with_(self, fresh: Iterable[Evidence], now: float) -> Filed:
+        """The facts with the new ones among them."""
+        return file(self.facts, fresh, now, kept_s=1.25 * KEPT_S, passed=self.passed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """How long phases take, in this generation, and who is slow."""
+
+    newest: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # of each seated node that has told them
+    history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # rank -> phase -> seconds
+    slow: Filed = ()  # who is slow, as things are
+    eased: frozenset[str] = frozenset()  # nodes that were given up for being slow, in any generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What probes have found, and a gang that goes on over another backend for it."""
+
     results: tuple[Result, ...] = ()  # of the probe that is going on
     earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
-    slow: Filed = ()  # who is slow, as things are
-    eased: frozenset[str] = frozenset()  # nodes that were given up for being slow
     measured: str = ""  # what the fallback costs, once steps were made over it
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """What the leader remembers. It is lost with it, which costs time and nothing else: the next leader begins anew."""
+
+    since: float  # when this node began to lead
+    formation: Formation = field(default_factory=Formation)
+    presence: Presence = field(default_factory=Presence)
+    stalls: Stalls = field(default_factory=Stalls)
+    ends: Ends = field(default_factory=Ends)
+    custody: Custody = field(default_factory=Custody)
+    dossier: Dossier = field(default_factory=Dossier)
+    paces: Paces = field(default_factory=Paces)
+    probes: Probes = field(default_factory=Probes)
+    rows: Rows | None = field(default=None, compare=False)  # what the seats' nodes said, as it was read last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +203,11 @@ class State:
     )  # decided, and not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
     calm_until: float = field(default=-inf, compare=False)  # until when only its record and its lease can want anything
+
+    @property
+    def known(self) -> Dossier:
+        """What this node knows of the present gang: the leader what all have told, the others what they found themselves."""
+        return self.lead.dossier if self.lead else Dossier(facts=self.evidence)
 
     def patient_until(self, stall: Stall) -> float:
         """Until when a worker that stands still outside of collectives may only be on its way to the next.
