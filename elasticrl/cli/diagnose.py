@@ -1,9 +1,9 @@
 """`elasticrl diagnose`: who, what and why: of the job that runs here, or from the logs of any job, offline."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -212,7 +212,6 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
     """The daemon of this machine asks all of them, and judges that together with what it knows."""
     from elasticrl.cli import find
     from elasticrl.cli.main import Exit
-    from elasticrl.contract.verdict import rank_names
     from elasticrl.daemon.client import Unanswered, ask
 
     try:
@@ -223,21 +222,28 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(told, indent=2))
         return
+    for line in live(told):
+        show(line)
+
+
+def live(told: Mapping[str, Any]) -> Iterator[str]:
+    """What the daemon has answered, for people."""
+    from elasticrl.contract.verdict import rank_names
+
     verdict = told["verdict"]
-    show(f"NOW      {told['said']}")
+    yield f"NOW      {told['said']}"
     if moved := told["moved"]:
-        show(f"MOVING   {rank_names(moved)} went on while this was asked")
-    show(f"PLAN     {told['reason']}")
+        yield f"MOVING   {rank_names(moved)} went on while this was asked"
+    yield f"PLAN     {told['reason']}"
     who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
     if verdict["class"] == "unknown":
-        show("VERDICT  nothing that is known speaks of a fault")
+        yield "VERDICT  nothing that is known speaks of a fault"
     else:
-        show(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
-        show(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
-        show(f"DO       {verdict['remedy']}")
-    for fact in verdict["because"]:
-        show(f"  - {fact}")
+        yield f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}"
+        yield f"CULPRIT  {', '.join(who) or 'not named by what is known'}"
+        yield f"DO       {verdict['remedy']}"
+    yield from (f"  - {fact}" for fact in verdict["because"])
     if lasting := told["if_it_lasts"]:
-        show(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
+        yield f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}"
     if before := told["before"]:
-        show(f"BEFORE   {before['class']}: {before['cause']}")
+        yield f"BEFORE   {before['class']}: {before['cause']}"

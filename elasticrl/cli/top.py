@@ -232,7 +232,6 @@ class Board:
     def text(self) -> str:
         """The picture."""
         from elasticrl.cli.render import size
-        from elasticrl.report.table import table
 
         rows = self.rows()
         if not rows:
@@ -244,10 +243,16 @@ class Board:
             f"load {load:.1f} on {os.cpu_count()} processors   memory {size(total - free)} of {size(total)}   "
             f"network in {size(taken)}/s, out {size(given)}/s"
         )
-        told = [cells(row) for row in rows]
-        empty = {"moves": not any(row.bytes_s for row in rows), "team": all(row.team is None for row in rows)}
-        shown = [i for i, name in enumerate(HEAD) if not empty.get(name)]
-        return "\n".join([head, "", *table([HEAD[i] for i in shown], [[row[i] for i in shown] for row in told])])
+        return "\n".join([head, "", *shown(rows)])
+
+
+def shown(rows: list[Row]) -> list[str]:
+    """The table, without columns in which nothing stands."""
+    from elasticrl.report.table import table
+
+    empty = {"moves": not any(row.bytes_s for row in rows), "team": all(row.team is None for row in rows)}
+    kept = [i for i, name in enumerate(HEAD) if not empty.get(name)]
+    return table([HEAD[i] for i in kept], [[row[i] for i in kept] for row in map(cells, rows)])
 
 
 def cells(row: Row) -> tuple[str, ...]:
