@@ -188,7 +188,7 @@ def test_a_daemon_that_has_seen_nothing_yet_shows_where_the_job_stood() -> None:
         await it.store.put(keys.COMMIT, keys.dump(Commit(step=18680, generation=4)))
         shown = await it.ask("status")
         assert (shown["state"], shown["generation"], shown["step"], shown["node"]) == ("FORMING", 4, 18680, "n0")
-        assert shown["reason"] == "begins again from step 18,680 after: stopped by an operator"
+        assert shown["causes"] == [], "the plan of the run before is none of this one's"
 
     with_asked(script)
 

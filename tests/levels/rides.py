@@ -159,7 +159,7 @@ def ride(name: str, models: Path) -> list[Cost]:
         (run.job.folder / "last").write_text(str(last))
         assert run.ends() == [0, 0, 0]
         assert {line.step for line in run.lines()} >= set(range(1, last + 1)), "each step was made"
-        assert run.reasons()[-1] == "the script has ended with exit code 0 on all ranks"
+        assert run.causes()[-1][0] == ["script_ended"]
         run.job.check()
     return costs
 
@@ -170,4 +170,4 @@ def named(run: Running, node: str) -> None:
     assert stalled["stopped"]
     stopped = [line for line in run.job.events("n0", "verdict.found") if line["fault"] == "host_hang"]
     assert stopped[0]["nodes"] == [node]
-    assert "was stopped by SIGSTOP" in run.job.ask("n0", "status")["reason"]
+    assert "found" in run.job.ask("n0", "status")["causes"]

@@ -123,6 +123,6 @@ class Running:
             time.sleep(0.1)
         return [daemon.returncode for daemon in daemons]
 
-    def reasons(self, node: str = "n0") -> list[str]:
-        """Why each plan was made, as one node has adopted it."""
-        return [line["reason"] for line in self.job.events(node, "plan.adopted")]
+    def causes(self, node: str = "n0") -> list[tuple[list[str], list[str]]]:
+        """Why each plan was made, as one node has adopted it: kinds of causes, and the nodes that they are about."""
+        return [(line["causes"], line["nodes"]) for line in self.job.events(node, "plan.adopted")]

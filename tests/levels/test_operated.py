@@ -16,7 +16,7 @@ def test_a_node_is_drained_and_a_job_is_paused_and_goes_on() -> None:
         assert run.job.daemons["n2"].wait(60.0) == FINISHED
         run.job.end("n2")
         run.trains(2)
-        assert "n2/1 left" in run.reasons()[-1]
+        assert run.causes()[-1] == (["left"], ["n2"])
         assert run.job.ask("n0", "status")["faults"] == 0, "a drain is no fault"
         run.job.ask("n0", "pause")
         run.until(lambda: run.job.ask("n0", "status")["state"] == "PAUSED", "the pause")

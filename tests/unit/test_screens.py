@@ -149,6 +149,9 @@ def status(_: Path) -> str:
         ("finished", job(train(Cause(why=Why.FINISHED, step=41), phase=Phase.STOP, exit_code=0), {})),
         ("crash loop", job(train(Cause(why=Why.CRASH_LOOP, said="n1/1: exit code 1", count=3, step=41), phase=Phase.STOP,
                                  exit_code=70, strike=Strike(step=41, count=3, cause=began)), {})),
+        ("begun again", job(train(Cause(why=Why.STOPPED, nodes=("an operator",)), phase=Phase.STOP, exit_code=75), {
+            "n0": record(Member(node="n0", incarnation=2), Work.NONE),
+        })),
         ("no plan yet", render.status(asdict(picture("ppo", View(), {"n0": Record(member=N0)}, {}, needs=2)), colour=False)),
     )  # fmt: skip
 
