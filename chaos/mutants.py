@@ -160,7 +160,7 @@ MUTANTS: Final = (
     _m("who comes and fails is no failure of the job", "core.lead.lost_seats", "if record.member not in scene.on_their_way]\n    own", "if True]\n    own", "a-newcomer-that-fails-again-and-again"),
     _m("that no program joins counts as a failure", "core.lead.lost_seats", "    if not silent and (move := _unjoined(scene)):\n        return move\n", "", "a-program-that-never-joins"),
     _m("a rung has a deadline", "core.lead.lost_seats", "    if scene.now < scene.deadline:\n        return Move(wake_at=scene.deadline)\n", "    if True:\n        return Move(wake_at=scene.deadline)\n", "a-link-breaks-while-forming"),
-    _m("a blamed stall is not probed too", "core.lead.stalls", "    if scene.now < due:\n        return Move(wake_at=due, why=\"members have stalled", "    if False:\n        return Move(wake_at=due, why=\"members have stalled", "a-hang-is-found-after-its-victims"),
+    _m("a blamed stall is not probed too", "core.lead.stalls", "    if scene.now < due:\n        return Move(wake_at=due, why=\"workers are stalled", "    if False:\n        return Move(wake_at=due, why=\"workers are stalled", "a-hang-is-found-after-its-victims"),
     _m("those out of reach lose their seats", "core.lead.probing", "fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate", "fate for fate", "data-link-down"),
     _m("the doubted wait", "core.lead.scene", "node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty", "a-link-that-comes-and-goes"),
     _m("the leaving get no new seat", "core.lead.scene", "if not record.warm or record.leaving or", "if not record.warm or", "drained-in-a-pause"),

@@ -196,11 +196,11 @@ def _told(found: "foreign.Look", *, as_json: bool) -> None:
     if found.blind:
         show(f"BLIND    {found.blind}")
     if verdict.fault is Fault.UNKNOWN:
-        show("VERDICT  nothing that was seen speaks of a fault")
+        show("VERDICT  no fault was seen")
     else:
         show(f"VERDICT  {verdict.fault} (confidence {verdict.confidence}): {verdict.cause}")
         who = [*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]
-        show(f"CULPRIT  {', '.join(who) or 'not named by what was seen'}")
+        show(f"CULPRIT  {', '.join(who) or 'unknown'}")
         show(f"DO       {verdict.remedy}")
     for fact in verdict.because:
         show(f"  - {fact}")
@@ -233,17 +233,17 @@ def live(told: Mapping[str, Any]) -> Iterator[str]:
     verdict = told["verdict"]
     yield f"NOW      {told['said']}"
     if moved := told["moved"]:
-        yield f"MOVING   {rank_names(moved)} went on while this was asked"
+        yield f"MOVING   {rank_names(moved)} made progress while this was asked"
     yield f"PLAN     {told['reason']}"
     who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
     if verdict["class"] == "unknown":
-        yield "VERDICT  nothing that is known speaks of a fault"
+        yield "VERDICT  no fault is known"
     else:
         yield f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}"
-        yield f"CULPRIT  {', '.join(who) or 'not named by what is known'}"
+        yield f"CULPRIT  {', '.join(who) or 'unknown'}"
         yield f"DO       {verdict['remedy']}"
     yield from (f"  - {fact}" for fact in verdict["because"])
     if lasting := told["if_it_lasts"]:
-        yield f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}"
+        yield f"IF IT LASTS  {lasting['class']}: {lasting['cause']}"
     if before := told["before"]:
         yield f"BEFORE   {before['class']}: {before['cause']}"

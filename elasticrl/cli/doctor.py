@@ -107,9 +107,10 @@ def untested(problem: str) -> "Iterator[Check]":
 
     if problem:
         yield Check(
-            name="pairs", level=FAIL, value=f"the test of other nodes {problem}", why="Nobody knows how the way to them is.",
-            remedy="Read what it said (stderr). Its port must be free (ss -tulpn): where a daemon has it, name another one in "
-            "--nodes, on all nodes.",
+            name="pairs", level=FAIL, value=f"the test of other nodes {problem}",
+            why="The connections to them are not known to work.",
+            remedy="Read its error output (stderr). Its port must be free (ss -tulpn). If a daemon uses it, name another port "
+            "in --nodes, on all nodes.",
         )  # fmt: skip
 
 
@@ -123,17 +124,17 @@ def paced(results: "Iterable[Result]", tree: "Tree | None" = None, least: float 
     (slow, node, peer), fast = rates[0], rates[-1][0]
     uneven = slow < fast / 2
     yield Check(
-        name="pair.rate", level=WARN if uneven else OK, value=f"the slowest way, {node} to {peer}: {slow:,.0f} Mbit/s over one "
-        f"connection; the fastest {fast:,.0f}", why="A collective is as fast as its slowest way.",
+        name="pair.rate", level=WARN if uneven else OK, value=f"slowest: {node} to {peer} with {slow:,.0f} Mbit/s over one "
+        f"connection; fastest: {fast:,.0f}", why="A collective is as fast as its slowest connection.",
         remedy="ethtool on both (speed, duplex), cable, switch port; then ask again." if uneven else "",
     )  # fmt: skip
     if least:  # two nodes, or a fabric that is slow everywhere, are not slow beside others
         short = [f"{one} to {other} {rate:,.0f}" for rate, one, other in rates if rate < least]
         yield Check(
-            name="pair.least", level=FAIL if short else OK, value=f"{len(short)} of {len(rates)} ways carry less than "
+            name="pair.least", level=FAIL if short else OK, value=f"{len(short)} of {len(rates)} connections carry less than "
             f"{least:,.0f} Mbit/s{': ' if short else ''}{', '.join(short[:NAMED])}{', ...' if short[NAMED:] else ''}",
-            why="--least asks for as much on each way.",
-            remedy="ethtool and the switch port's counters for a node that is in all of them, the switch if all are; then ask "
+            why="--least requires this rate on each connection.",
+            remedy="ethtool and the switch port's counters for a node that is in all of them, or of the switch; then ask "
             "again." if short else "",
         )  # fmt: skip
     if tree is None or not (needs := _wire(tree)):
@@ -232,7 +233,7 @@ def page(checks: "list[Check]", *, colour: bool = False) -> str:
     counts = [sum(check.level == level for check in checks) for level in ("fail", "warn", "ok", "skip")]
     word = {"fail": "NOT READY", "warn": "READY, with warnings", "ok": "READY"}[worst(checks)]
     verdict = paint(word, tone[worst(checks)], on=colour)
-    lines.append(f"{verdict}: {counts[0]} failed, {counts[1]} warnings, {counts[2]} ok, {counts[3]} not looked at")
+    lines.append(f"{verdict}: {counts[0]} failed, {counts[1]} warnings, {counts[2]} ok, {counts[3]} skipped")
     return "\n".join(lines)
 
 

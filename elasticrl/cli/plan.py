@@ -131,10 +131,10 @@ def _text(found: "Estimate") -> str:
         "give --memory to know it" if found.memory_limit is None else str(found.largest_micro_tokens or "none fits")
     )
     stays = [
-        f"{found.workers} workers, one of them on its {found.device}:",
+        f"{found.workers} workers; each of them needs, on its {found.device}:",
         *block("memory that stays", found.memory),
     ]
-    host = block("in the host's memory, for this worker", found.host)
+    host = block("in host memory, for each worker", found.host)
     notes = [f"# {note}" for note in found.notes]
     if found.micro_tokens is None:
         wire = block("bytes that it sends in an update (one backward pass for each lane)", found.wire)

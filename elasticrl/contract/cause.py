@@ -180,7 +180,7 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
         Why.WORKERLESS: "{who} has no running workers yet",
         Why.FAILED_AGAIN: "a worker of {who} failed {count} times at step {step}",
         Why.FOUND: "{who}: {said}",
-        Why.CAPPED: "{who} not quarantined: at most {of} nodes may be quarantined at once ({setting})",
+        Why.CAPPED: "{who} is not quarantined: at most {of} nodes may be quarantined at once ({setting})",
         Why.UNLIKE: "{nodes} computed different bits than the job (lanes.exact: warn)",
         Why.UNREACHED: "{who} was out of reach in a probe",
         Why.ALL_REACHED: "a probe found every node in reach",
@@ -196,7 +196,7 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
         Why.UNFORMED: "the workers joined but did not form a process group within {setting}",
         Why.UNCALLED: "the program has not called elasticrl.runtime.join()",
         Why.UNPARTED: "the running workers did not let the new nodes in",
-        Why.CUT: "nodes on both sides of a cut accuse each other",
+        Why.CUT: "two groups of nodes each report that the other does not respond",
         Why.PIECES: "the network between the nodes is split",
         Why.JOINED: "{who} joined",
         Why.VAULT_MOVED: "the vault of {who} moved to another port",
@@ -214,7 +214,7 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
 #: What is said of a member that is gone where its name stands beside.
 GONE: Final[Mapping[Why, str]] = MappingProxyType(
     {
-        Why.SILENT: "not heard by {nodes}",
+        Why.SILENT: "no heartbeats received by {nodes}",
         Why.EXPIRED: "its lease expired",
         Why.REBORN: "it was restarted as {said}",
     }
@@ -225,7 +225,7 @@ def gone(cause: Cause) -> str:
     """How a member went, without its name.
 
     >>> gone(Cause(why=Why.SILENT, nodes=("n02", "n04")))
-    'not heard by n02 and n04'
+    'no heartbeats received by n02 and n04'
     """
     return GONE[cause.why].format(nodes=some(cause.nodes), said=cause.said)
 

@@ -119,7 +119,7 @@ def told(state: State, answers: Mapping[str, Where], silent: Collection[str]) ->
     lasting = None if stalled or moved else judge((*kept, *seen), facts)
     ranks = sorted({rank for answer in answers.values() for rank in answer.ranks})
     unseen = [] if silent else ["no workers run"]
-    unseen = [f"{rank_names(ranks)} {'run' if ranks[1:] else 'runs'}; nothing tells where"] if ranks else unseen
+    unseen = [f"{rank_names(ranks)} {'run' if ranks[1:] else 'runs'}; where they are is unknown"] if ranks else unseen
     said = [*([stacks.summary(seen)] if stacks.summary(seen) else unseen)]
     said += [f"{node} has not answered" for node in sorted(silent)]
     return {

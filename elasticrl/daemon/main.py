@@ -269,7 +269,7 @@ class Daemon(Resident):
                 return namesake(record)
             if not said:
                 said = True
-                self.notify.status(f"waiting whether {record.member}, at {record.beat}, still lives")
+                self.notify.status(f"checking whether {record.member}, at {record.beat}, is still alive")
             await asyncio.sleep(AGAIN_S)
 
     async def _give_way(self, taken: str, *, vault: bool = True) -> int:

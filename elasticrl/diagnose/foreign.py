@@ -285,4 +285,4 @@ def _machine(job: Job) -> tuple[Evidence, ...]:
 
 def moved(look: Look) -> str:
     """Who went on meanwhile, in words; "" if nobody did."""
-    return f"{rank_names(look.moving)} went on while this was asked" if look.moving else ""
+    return f"{rank_names(look.moving)} made progress while this was asked" if look.moving else ""

@@ -206,9 +206,9 @@ def page(incident: Incident) -> str:
         lines += ["", *_prose(f"What to do: {verdict.remedy}")]
     lines += ["", "What happened:", *(f"  {_clock(m.at)[-12:]}  {m.node}  {m.text}" for m in incident.timeline)]
     if verdict.because:
-        lines += ["", "On what grounds:", *(f"  - {str(fact)[: 2 * WIDTH]}" for fact in verdict.because)]
+        lines += ["", "Evidence:", *(f"  - {str(fact)[: 2 * WIDTH]}" for fact in verdict.because)]
     if verdict.against:
-        lines += ["", "What would contradict it:", *(f"  - {text}" for text in verdict.against)]
+        lines += ["", "What would contradict this verdict:", *(f"  - {text}" for text in verdict.against)]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from textwrap import fill
 
+from elasticrl.base.words import count
 from elasticrl.contract.evidence import Evidence
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.meanings import WAITS
@@ -35,7 +36,7 @@ def page(verdict: Verdict, reading: Reading) -> str:
     lines = [
         f"VERDICT     {verdict.fault}: {TITLES[verdict.fault]} (confidence {verdict.confidence})",
         *_entry("CAUSE", verdict.cause),
-        *_entry("CULPRIT", ", ".join(who) or "not named by this evidence"),
+        *_entry("CULPRIT", ", ".join(who) or "unknown (the evidence names nobody)"),
     ]
     if since := began(reading.evidence):
         lines += _entry("SINCE", since)
@@ -47,11 +48,10 @@ def page(verdict: Verdict, reading: Reading) -> str:
     if reading.ways.fallen:
         lines += _entry("", f"{reading.ways.fallen}. {REMEDY}")
     kinds = Counter(str(fact.kind) for fact in reading.evidence)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     more = f"; {reading.more} more that are like these" if reading.more else ""
-    lines += _entry(
-        "READ", f"{len(reading.files)} file(s), {len(reading.evidence)} facts{': ' + counted if counted else ''}{more}"
-    )
+    read = f"{count(len(reading.files), 'file')}, {count(len(reading.evidence), 'fact')}"
+    lines += _entry("READ", f"{read}{': ' + counted if counted else ''}{more}")
     lines += [f"            not read: {reason}" for reason in reading.unread]
     return "\n".join(lines)
 

@@ -70,7 +70,7 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
             (
                 "goodput",
                 f"{story.goodput:.1%}",
-                f"{whole}: its sealed steps, each at what one usually takes"
+                f"{whole}: the sealed steps, each counted with the time of a usual step"
                 + (f" (as far as steps' times go back: {within(story, old)})" if (old := gone(story)) else ""),
             )
         )
@@ -144,8 +144,8 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
         ],
     )
     yield (
-        "RECOVERIES, by the node that each took longest on",
-        ("generation", "rung", "node", "in all", "of which"),
+        "RECOVERIES, each as its slowest node saw it",
+        ("generation", "rung", "node", "total", "stages"),
         [
             (
                 str(r.generation),
@@ -162,7 +162,7 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
     typical = {name: fmean(spent.get(name, 0.0) for _, spent in story.phases) for name in names}
     whole = sum(typical.values()) or 1.0
     yield (
-        f"PHASES OF A STEP ({story.phases_of}), means of its steps; what is under 50 ms may be counted to the phase before it",
+        f"PHASES OF A STEP ({story.phases_of}), means of all steps; a phase under 50 ms may be counted in the one before it",
         ("phase", "takes", "share"),
         [
             (name, human(value), f"{value / whole:.0%}")
@@ -173,7 +173,7 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
     slow = sorted(((rank, values) for rank, values in cells.items() if values), key=lambda kv: -median(kv[1]))[:10]
     nodes = story.heat.nodes if story.heat else {}
     yield (
-        "SLOW RANKS, by their own work beside the others' median; 1.00 is like them",
+        "SLOW RANKS, by their own work in relation to the others' median (1.00: the same)",
         ("rank", "node", "usually", "at worst"),
         [(str(rank), nodes[rank], f"{median(values):.2f}", f"{max(values):.2f}") for rank, values in slow],
     )

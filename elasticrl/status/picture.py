@@ -34,12 +34,8 @@ from elasticrl.status.past import Broken, Missing, Past
 
 PAUSED = "PAUSED"  # what an operator's hold is called
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
-UNSEEN = (
-    "The store does not answer, so what the others do is not known here. Look at etcd: elasticrl doctor --config FILE."
-)
-AWAY = (
-    "The store does not answer: of the others this is what it said last. Look at etcd: elasticrl doctor --config FILE."
-)
+UNSEEN = "The store does not answer, so the state of the other nodes is unknown. Look at etcd: elasticrl doctor --config FILE."
+AWAY = "The store does not answer. What it said last of the other nodes is shown. Look at etcd: elasticrl doctor --config FILE."
 STANDS = "WAITING FOR ETCD"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
 TAKEN_S = 600.0  # for so long a row says that a daemon was started again
@@ -166,7 +162,7 @@ def picture(
     state = "FORMING" if again else state_of(plan, records, view.intent)
     reason = plan.reason if plan and not again else beginning(view)
     if away and plan is not None and state in WANTING:
-        state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
+        state, reason = STANDS, f"generation {plan.generation} does not train, and no new plan can be written: {reason}"
     if plan is not None and state != "TRAINING":
         reason, here = reason.replace(plan.reason, plan.promise), here.replace(plan.reason, plan.promise)
     past = answered(past, plan) if past else None
@@ -370,7 +366,9 @@ def row(
     if record is None and left is not None and view.plan is not None and left in view.plan.seat_of:
         return drained_row(left)
     if record is None:
-        return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
+        return Row(
+            node=node, member=node, state="gone", leader=leader, note="no lease (not running, or cut off from etcd)"
+        )
     member, slots = str(record.member), record.slots
     taken_s = age(record.taken_at, now)
     taken_s = taken_s if taken_s is not None and taken_s < TAKEN_S else None
@@ -380,7 +378,7 @@ def row(
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
         out = sorted(quarantine.beyond(record)) if quarantine is not None else []
-        cut = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
+        cut = f"no seat until a test of the connection to {', '.join(out[:3])} passes" if out else ""
         return Row(
             node=node, member=member, state=state, leader=leader, slots=slots, taken_s=taken_s, taken=record.taken,
             note=record.problem or cut,
@@ -391,7 +389,7 @@ def row(
         note = f"team {view.plan.team_of(rank + whose.slot)}: {note}"
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
-        note = "; ".join(filter(None, (note, "gets no beats from " + ", ".join(record.suspects))))
+        note = "; ".join(filter(None, (note, "receives no heartbeats from " + ", ".join(record.suspects))))
     fresh = record.phase == LOADING  # a process that takes a place: how old its beat is says nothing
     formed = record.phase == MEETING and record.work is Work.TRAINING  # its record was written in just that moment
     return Row(
@@ -561,13 +559,14 @@ def advice(
         where = (
             f"on {some(left)} again ({'it was' if len(left) == 1 else 'they were'} drained), or elsewhere"
             if left
-            else "there"
+            else f"on {'it' if more == 1 else 'them'}"
         )
         said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl {where}.")
     if view.intent == "pause":
         since = max((row.step for row in rows), default=0) - view.committed
         kept = (
-            f" The {count(since, 'step')} since the commit are in memory; elasticrl stop ends the job with a save."
+            f" {count(since, 'step')} since the commit {'is' if since == 1 else 'are'} in memory: elasticrl stop ends the job "
+            "with a save."
             if since > 0
             else ""
         )

@@ -10,11 +10,11 @@ from typing import Final, Literal
 Level = Literal["info", "warning", "error"]
 #: What a line says besides its event, level and time: whose it is.
 NAMES: Final = {
-    "job": "its name",
-    "run": "eight letters that tell one run of a job from another of that name: the same on all nodes, whatever restarts, "
-    "for as long as the job's store keeps what it knows of it",
-    "node": "whose line it is",
-    "member": "node/incarnation: which life of that node; of a daemon",
+    "job": "the job's name",
+    "run": "eight letters that tell one run of a job from another run of the same name. All nodes log the same letters, "
+    "whatever restarts, until the store loses the job",
+    "node": "the node that logged the line",
+    "member": "node/incarnation: which life of the node it was; only daemons log it",
 }
 
 
@@ -39,7 +39,7 @@ EVENTS: tuple[Declared, ...] = (
             "member": "node/incarnation",
             "pid": "of the daemon",
             "adopted": "running workers were taken over",
-            "version": "",
+            "version": "of elasticrl",
         },
     ),
     Declared(
@@ -530,16 +530,16 @@ def document() -> str:
     lines = [
         "# Events",
         "",
-        "Every line that elasticrl logs is one of these. Under systemd and in files a line is one JSON object with `event`,",
-        "`level`, `at` (UTC) and whose it is, besides the fields below; on a terminal it is coloured text. The trainer's",
-        "events, `ppo.*`, stand in workers' logs: always as a line for people, and as JSON below it only with",
-        "`telemetry.format: json` (which `elasticrl run` sets), then with `ts` in place of `at`.",
+        "Every line that elasticrl logs is one of these. Under systemd and in files a line is one JSON object. It has `event`,",
+        "`level`, `at` (the time, UTC), the four names below, and the event's own fields. On a terminal it is coloured text.",
+        "The trainer's events, `ppo.*`, are in the workers' logs, as a line for people. With `telemetry.format: json` (which",
+        "`elasticrl run` sets) a JSON object follows each of them, with `ts` in place of `at`.",
         "",
         *(f"- `{name}`: {text}" for name, text in NAMES.items()),
         "",
-        "A daemon learns `run` and `member` from the store: what it says before that has neither. A job that is stopped",
-        "and begun again goes on as the same run; one whose store was lost or made anew, `--adopt` or not, is another.",
-        "What an agent says, in a log of its own, are sentences, each with job and node. A worker finds these names in its",
+        "A daemon learns `run` and `member` from the store. Lines that it logs before that have neither. A job that is stopped",
+        "and started again is the same run. A job whose store was lost or made anew is another run, with `--adopt` or without.",
+        "An agent has a log of its own, with sentences, each with job and node. A worker finds these names in its",
         "environment: `ELASTICRL_JOB`, `ELASTICRL_RUN`, `ELASTICRL_NODE`.",
         "",
         "This page is generated: `python -m elasticrl.telemetry.events > docs/EVENTS.md`.",

@@ -232,7 +232,7 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
             comes("status", "1 fault in")
             runs("events n1", "n1")
             runs("logs 0", "rank 0")
-            runs("diagnose", "VERDICT  nothing that is known speaks of a fault")
+            runs("diagnose", "VERDICT  no fault is known")
             runs("pause --yes")
             comes("status", "PAUSED", 1)  # it does not train
             runs("resume")

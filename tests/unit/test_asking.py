@@ -111,9 +111,9 @@ def test_that_somebody_is_elsewhere_is_no_verdict_on_a_job_that_goes_on(moved: t
 @pytest.mark.parametrize(
     ("answers", "silent", "said"),
     [
-        (((0,), (1,)), (), "ranks 0-1 run; nothing tells where"),
+        (((0,), (1,)), (), "ranks 0-1 run; where they are is unknown"),
         (((), ()), (), "no workers run"),
-        (((0,),), ("n01",), "rank 0 runs; nothing tells where; n01 has not answered"),
+        (((0,),), ("n01",), "rank 0 runs; where they are is unknown; n01 has not answered"),
         ((), ("n00", "n01"), "n00 has not answered; n01 has not answered"),
     ],
 )

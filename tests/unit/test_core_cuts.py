@@ -67,7 +67,7 @@ def test_a_node_tests_its_cut_ways_at_pauses_that_grow() -> None:
     assert 40.0 < pauses[-1] <= 60.5
     assert len(asked) < 60
     assert (life.view.own.tested, life.view.own.reached) == (2, ())
-    assert "no seat until a test of the way to n01 passes" in life.state.reason
+    assert "no seat until a test of the connection to n01 passes" in life.state.reason
 
 
 def test_that_a_way_carries_again_stands_in_the_record() -> None:

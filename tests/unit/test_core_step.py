@@ -165,7 +165,7 @@ def test_who_has_left_a_broken_group_waits_for_nobody_s_engine() -> None:
     life, outside = beside_one_outside()
     life.leased(9.9)
     life.told(10.0, record("n01", work=Work.PARKED, generation=1, born=1), outside)
-    assert "waiting for the one that is to blame" in life.state.reason
+    assert "waiting to learn which one is at fault" in life.state.reason
 
 
 def test_that_a_worker_waits_outside_of_the_gang_is_written_at_once_and_so_is_its_return() -> None:
@@ -316,7 +316,7 @@ def test_who_speaks_another_wire_gets_no_seat_beside_the_others_and_why_is_said(
     life.told(1.0, *(record(name, versions=json.dumps({"wire": wire})) for name, wire in spoken.items()))
     life.at(2.5, Tick(now=0))
     assert not [a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)]
-    assert "2 of the 3 nodes it needs are ready; 1 node of another wire" in life.state.reason
+    assert "2 of the 3 required nodes are ready; 1 node of another wire" in life.state.reason
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_job_that_is_over_needs_no_more_nodes():
         generation=4, phase=Phase.STOP, exit_code=0, causes=(Cause(why=Why.POLICY, said="all 41 steps are made"),)
     )
     assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
-    assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl there.",)
+    assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl on them.",)
 
 
 def test_a_node_whose_workers_never_get_ready_is_named_with_the_reason():
@@ -173,7 +173,7 @@ def test_who_has_no_seat_for_a_cut_way_is_shown_with_what_is_awaited():
         row = picture("ppo", View(), {"n0": replace(record, **said)}, {"n0": cut}, needs=1).rows[0]
         return row.state, row.note
 
-    assert shown() == ("spare", "no seat until a test of the way to n1 passes")
+    assert shown() == ("spare", "no seat until a test of the connection to n1 passes")
     assert shown(tested=4, reached=("n1",)) == ("spare", "")
 
 
@@ -212,7 +212,7 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
     assert told(Work.TRAINING, away=True).state == "TRAINING"
     found = told(Work.PARKED, away=True)
     assert (found.state, found.step) == ("WAITING FOR ETCD", 44)
-    assert found.reason == "generation 3 does not train, and no other can be planned: all; to train on 2 nodes"
+    assert found.reason == "generation 3 does not train, and no new plan can be written: all; to train on 2 nodes"
     assert "The store does not answer" in found.advice[0]
     assert told(Work.PARKED).state != "WAITING FOR ETCD"
 
@@ -289,7 +289,7 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
     died = View(plan=replace(plan, verdict=verdict))
     assert picture("ppo", died, {"n1": Record(member=N1)}, out, needs=1).rows[-1].state == "lost"
     assert "elasticrl admit n1" in advice(replace(verdict, fault=Fault.NETWORK))
-    assert "The 5 steps since the commit are in memory; elasticrl stop ends the job with a save." in advice(verdict)
+    assert "5 steps since the commit are in memory: elasticrl stop ends the job with a save." in advice(verdict)
 
 
 def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
@@ -512,7 +512,7 @@ def test_a_job_that_holds_says_that_who_was_drained_would_do():
         return picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, drains=drains, needs=2).advice[0]
 
     n2, n3 = (Member(node=name, incarnation=1) for name in ("n2", "n3"))
-    assert advice() == "1 more node is needed: start elasticrl there."
+    assert advice() == "1 more node is needed: start elasticrl on it."
     assert advice(n2) == "1 more node is needed: start elasticrl on n2 again (it was drained), or elsewhere."
     assert "on n2 and n3 again (they were drained)" in advice(n2, n3)
     assert advice(N0) == advice(), "it is back"
@@ -523,7 +523,7 @@ def test_a_crash_loop_is_advised_on_until_it_is_begun_again():
     ended = picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, needs=1)
     again = picture("ppo", View(plan=plan), {"n0": Record(member=replace(N0, incarnation=2))}, {}, needs=2)
     assert "The job stopped at this fault" in ended.advice[-1]
-    assert again.advice[0] == "1 more node is needed: start elasticrl there."
+    assert again.advice[0] == "1 more node is needed: start elasticrl on it."
     assert not [text for text in again.advice if "stopped" in text]
 
 

@@ -788,7 +788,7 @@ def test_a_drain_is_no_recovery(tmp_path: Path) -> None:
 def test_each_figure_says_what_it_is(run: Path) -> None:
     said = {name: meaning for name, _, meaning in facts(story_of(run))}
     assert said["goodput"] == (
-        "of the time from its first training to its end: its sealed steps, each at what one usually takes"
+        "of the time from its first training to its end: the sealed steps, each counted with the time of a usual step"
     )
     assert said["trained"] == (
         "of the same time: every node of the plan was training; the rest is starting, recovering and holding"

@@ -243,7 +243,7 @@ def diagnose_(_: Path) -> str:
                       line_no=7, elapsed_ms=600_000, when=44_000.0, at="12:13:20") for rank in (0, 2)]  # fmt: skip
     facts = (*waits, of_exit(DIED, rank=1, node="n1"))
     verdict = judge(facts, Known(world=3))
-    said = {"said": "ranks 0-2 run; nothing tells where", "moved": [0], "reason": "first plan; 3 nodes train",
+    said = {"said": "ranks 0-2 run; where they are is unknown", "moved": [0], "reason": "first plan; 3 nodes train",
             "verdict": judge(()).plain(), "if_it_lasts": verdict.plain(), "before": verdict.plain()}  # fmt: skip
     logs = report.page(
         verdict,

@@ -22,13 +22,16 @@ def form(scene: Scene) -> Move | None:
     if plan is not None and plan.phase is not Phase.HOLD:
         return None
     if scene.grace:  # found by simulation: seats kept for those who might come back went to the dead
-        return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
+        return Move(
+            wake_at=scene.grace_until,
+            why="this leader is new; waiting for nodes with expired leases to come back",
+        )
     if wait := ending(scene) or waking(scene):
         return wait
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
     if len(seats) < need:
-        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{_lacking(scene)}{unready(scene.records)}")
+        return Move(why=f"{len(seats)} of the {need} required nodes are ready{_lacking(scene)}{unready(scene.records)}")
     back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting for more")
@@ -124,7 +127,7 @@ def grow(scene: Scene) -> Move | None:
     if not scene.settings.means.in_place:
         due = scene.lead.formation.planned_at + scene.settings.membership.grow_every_s
         if scene.now < due:  # each growth is a restart of all
-            return Move(wake_at=due, why=f"{plan.reason}; {count(came, 'more node')} ready, let in at the next restart")
+            return Move(wake_at=due, why=f"{plan.reason}; {count(came, 'more node')} ready, added at the next restart")
     new = tuple(seat.member for seat in seats if seat.member not in plan.seat_of)
     return Move(plan=scene.train(seats, Cause(why=Why.JOINED, who=new), rung=Rung.START, strike=plan.strike))
 

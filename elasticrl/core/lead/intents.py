@@ -64,7 +64,9 @@ def asked_to_stop(scene: Scene) -> Move | None:
         return None
     until = scene.lead.since + scene.settings.membership.lease_ttl_s  # by then the dead have no record
     if scene.older(scene.since) and scene.now < until:
-        return Move(wake_at=until, why="a stop was asked before this leader began; waiting whether others were there")
+        return Move(
+            wake_at=until, why="a stop was requested before this leader began; waiting to see which nodes are still up"
+        )
     if first := _ends_to_save(scene) or _forms_to_save(scene):
         return first
     if _mends_to_save(scene):
@@ -96,7 +98,7 @@ def _ends_to_save(scene: Scene) -> Move | None:
     records = filter(None, map(scene.record_of, plan.seats))
     if not scene.behind and all(record.work is Work.NONE for record in records):
         return None
-    return Move(wake_at=due, why=f"{_stopped(scene)}; its gang ends with a save")
+    return Move(wake_at=due, why=f"{_stopped(scene)}; saving before the workers end")
 
 
 def _mends_to_save(scene: Scene) -> bool:
@@ -136,7 +138,7 @@ def _forms_to_save(scene: Scene) -> Move | None:
         return Move(plan=scene.train(scene.staying, *causes, rung=Rung.REFORM, strike=plan.strike, saves=True))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
         return None
-    return Move(wake_at=scene.deadline, why=f"{_stopped(scene)}; its gang forms, to save")
+    return Move(wake_at=scene.deadline, why=f"{_stopped(scene)}; forming once more, to save")
 
 
 def finished(scene: Scene) -> Move | None:

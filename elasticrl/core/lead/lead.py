@@ -50,7 +50,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     """The leader's wishes, and its timers after this moment."""
     assert state.lead is not None
     if state.view.records is None or state.view.quarantines is None:
-        return state, Wish(reason="leading; waiting to see all records")
+        return state, Wish(reason="leading; reading the records of all nodes")
     if behind(state):
         return state, Wish()  # until the store knows of this job again, nothing is decided by what it shows
     if (waits := outrun(state, now)) is not None:

@@ -44,7 +44,7 @@ def losses(scene: Scene) -> Move | None:
         due, limit = _known_by(scene), scene.settings.recovery.no_progress_limit
         if not own and worst(strike) >= limit and scene.now < due:
             return Move(
-                wake_at=due, why="all workers that ended say that a peer is gone; waiting for word of who it was"
+                wake_at=due, why="every worker that ended reports a lost peer; waiting to learn which one was lost"
             )
     elif _blamed(scene):
         strike = explained(strike)
@@ -178,7 +178,7 @@ def _leaves_too_few(scene: Scene) -> Move | None:
     assert scene.plan is not None
     forms = scene.behind and not scene.trained and not scene.still_trains  # one that is to grow trains on, and can save
     if forms and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
-        return Move(wake_at=scene.deadline, why=f"{unspared}; its gang forms, to save")
+        return Move(wake_at=scene.deadline, why=f"{unspared}; forming first, to save")
     return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, unspared, strike=scene.plan.strike, saves=True))
 
 
@@ -218,7 +218,7 @@ def _broken_up(scene: Scene) -> Move | None:
     due = (scene.now if lead.stalls.since is None else lead.stalls.since) + scene.settings.timeouts.confirm_s
     if scene.now < due:
         return Move(
-            wake_at=due, why="members have left before the gang had formed; waiting for the one that is to blame"
+            wake_at=due, why="workers left before their group had formed; waiting to learn which one is at fault"
         )
     if lead.formation.formed < plan.generation - 1:
         again = Cause(why=Why.BROKE_FORMING, count=2)
@@ -248,7 +248,7 @@ def _ungrown(scene: Scene) -> Move | None:
     if (stalled or scene.broken_before_it_grew) and lead.stalls.since is not None:
         due = max(lead.stalls.since, scene.patient_until) + scene.settings.timeouts.confirm_s
         if scene.now < due:
-            return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
+            return Move(wake_at=due, why="workers are stalled; waiting to learn which one is at fault")
         first = next(iter(stalled), None)
         cause = Cause(why=Why.BROKE_GROWING)
         if first is not None:

@@ -59,10 +59,10 @@ def probing(scene: Scene) -> Move | None:
     answers = {record.member.node: record.unreachable for record in asked if record.unreachable is not None}
     due = scene.lead.formation.planned_at + scene.settings.recovery.probe_s
     if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
-        return Move(wake_at=due, why="waiting for the members' probes")
+        return Move(wake_at=due, why="waiting for the nodes to test each other")
     # Who cannot be reached at all is known at once; what is wrong with the way to the others takes longer to find out.
     if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
-        return Move(wake_at=due, why="waiting for what the members find on the way to each other")
+        return Move(wake_at=due, why="waiting for the results of the nodes' connection tests")
     ways = findings((*scene.lead.probes.earlier, *scene.lead.probes.results))
     broken = {node: set(found) for node, found in answers.items()}
     for fact in ways:

@@ -93,7 +93,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     out = any(node in scene.apart for node in scene.seated)
     # What a save from before the hold commits meanwhile brings nobody back: `resume` is what was committed as the hold began.
     if plan.waited == plan.resume and (scene.conviction.unsure or out):
-        return Move(wake_at=until, why="holding for those who do not hear each other")
+        return Move(wake_at=until, why="holding until the separated nodes reach each other again")
     return None
 
 

@@ -25,14 +25,14 @@ def stuck(scene: Scene) -> Move | None:
     if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalls.since is None:
         return None
     if scene.now < (until := scene.patient_until):
-        return Move(wake_at=until, why="the one that members waited for is back; waiting whether they go on")
+        return Move(wake_at=until, why="the worker that others waited for is back; waiting for them to go on")
     due = max(scene.lead.stalls.since, until) + scene.settings.timeouts.confirm_s
     # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
     ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.stalls.asked
     if scene.now < due:
-        return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
+        return Move(wake_at=due, why="workers are stalled; waiting to learn which one is at fault", inspect=ask)
     if scene.now < due + WORD_S and _moved_on(scene):
-        return Move(wake_at=due + WORD_S, why="some members have gone on; waiting whether all do", inspect=ask)
+        return Move(wake_at=due + WORD_S, why="some workers have gone on; waiting for the others", inspect=ask)
     patience = due + scene.settings.timeouts.dump_s
     if scene.now < patience and not said(scene) and (why := _looked_at(scene)):
         return Move(wake_at=patience, why=why, inspect=ask)
@@ -41,7 +41,7 @@ def stuck(scene: Scene) -> Move | None:
     finding = scene.lead.dossier.finding
     if finding is not None and scene.now < due + WORD_S and _half_told(finding):
         return Move(
-            wake_at=due + WORD_S, why="a network path answers late; waiting for the others' results", inspect=ask
+            wake_at=due + WORD_S, why="a network path is slow; waiting for the other nodes' results", inspect=ask
         )
     if finding is not None and (move := _known(scene, finding)):
         return move
@@ -63,7 +63,7 @@ def silent(scene: Scene) -> Move | None:
     plan, since = scene.plan, scene.lead.stalls.silent
     if plan is None or plan.phase is not Phase.TRAIN or since is None or scene.view.look_revision > since[1]:
         return None
-    return Move(inspect=True, why="a script's log tells of no progress; all workers are being looked at")
+    return Move(inspect=True, why="the script's log shows no progress; inspecting all workers")
 
 
 def _moved_on(scene: Scene) -> bool:
@@ -96,7 +96,7 @@ def _looked_at(scene: Scene) -> str:
     seen = (*scene.doing[Work.STALLED], *scene.doing[Work.TRAINING])
     # Any request since the stall began will do: a busy store is asked again, with a newer number, before the first is seen.
     if any(record.looked <= scene.lead.stalls.asked for record in seen):
-        return "members have stalled; all workers are being looked at"
+        return "workers are stalled; inspecting all of them"
     blamed = {
         fact.node
         for fact in scene.lead.dossier.facts
@@ -105,7 +105,7 @@ def _looked_at(scene: Scene) -> str:
         and fact.sign in {Sign.STOPPED, Sign.HOST_STUCK}
     }
     still = [record for record in scene.doing[Work.TRAINING] if record.member.node in blamed]
-    return f"{still[0].member} runs the worker that is to blame; waiting for its end" if still else ""
+    return f"the worker at fault runs on {still[0].member}; waiting for it to end" if still else ""
 
 
 def _known(scene: Scene, finding: Finding) -> Move | None:

@@ -37,7 +37,7 @@ from elasticrl.core.node.suspect import lives, probe_turns, watched
 NO_WORKERS = Workers(now=-inf)
 LOADS_S = 1.0  # a program that loads for less is no news
 NOBODY = (
-    "A script's log tells of no progress, and no rank stands out: it may save, evaluate or hang. "
+    "The script's log shows no progress, and no rank stands out: it may save, evaluate or hang. "
     "elasticrl diagnose shows where each rank is."
 )
 MILD = "The job was left alone (timeouts.progress: tell)."
@@ -285,7 +285,7 @@ def _follow(
     if alive(workers) and workers.generation > plan.generation:
         # A daemon that began just now, beside workers that train on. Somebody knows their plan, and writes it again.
         newer = f"generation {workers.generation}, of which the store knows nothing (it shows {plan.generation})"
-        return Wish(kill, reason=f"the workers here were told of {newer}: waiting for that")
+        return Wish(kill, reason=f"the workers here already follow generation {newer}; waiting for its plan")
     if plan.phase is Phase.STOP:
         return _stop(state, plan, now)
     if seat is None:
@@ -320,7 +320,7 @@ def tries(state: State, now: float) -> Wish:
     targets = {node: plan.ring[plan.place[node]].beat for node in ends}
     known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
     out = sorted(targets.keys() - (known.reached if known else ()))
-    reason = f"no seat until a test of the way to {', '.join(out[:3])} passes" if out else ""
+    reason = f"no seat until a test of the connection to {', '.join(out[:3])} passes" if out else ""
     if not targets:
         return Wish()
     if known:
@@ -459,7 +459,7 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
 
 
-UNHEARD = "a neighbour stopped responding before its last save; waiting whether the others form once more"
+UNHEARD = "a neighbour stopped responding before its last save; waiting to see if the others form once more"
 
 
 def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
