@@ -122,8 +122,10 @@ def serve(
 
             node = RolloutDaemon(tree, log=log, history=history, keep=keep)
         else:
-            trains = node = Daemon(tree, log=log, history=history, keep=keep, starter=starter, reload=reload)
-            trains.kept, trains.adopt, trains.again = checkpoints(tree), adopt, again
+            node = Daemon(
+                tree, log=log, history=history, keep=keep, starter=starter, reload=reload, kept=checkpoints(tree),
+                adopt=adopt, again=again,
+            )  # fmt: skip
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())

@@ -19,6 +19,7 @@ from elasticrl.base.parent import stops
 from elasticrl.base.pauses import pause
 from elasticrl.base.started import NOBODY, Started, last_line
 from elasticrl.base.ticks import until_next
+from elasticrl.base.value import dataclass
 from elasticrl.contract.events import Action, Asked, Event, Workers
 from elasticrl.contract.model import Commit, Member, Milestone, Verb, Work, meanwhile
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
@@ -35,6 +36,15 @@ MILESTONE_S = 30.0  # between two lines of how far a script is by its log
 KILL_S = 5.0  # for one that was killed to be gone
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ears:
+    """Who hears of the workers."""
+
+    post: Callable[[Event], None]
+    reported: Callable[[Report | None], None]  # told what the agent says; None: it is gone
+    broken: Callable[[], None]  # told when a collective broke: neighbours are asked at once
+
+
 class Crew:
     """The agent and its workers.
 
@@ -49,9 +59,7 @@ class Crew:
         self.run_of_job = ""  # for the workers' logs
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
-        self.post: Callable[[Event], None] = lambda _: None
-        self.reported: Callable[[Report | None], None] = lambda _: None  # told what the agent says; None: it is gone
-        self.broken: Callable[[], None] = lambda: None  # told when a collective broke: neighbours are asked at once
+        self._ears: Ears | None = None  # once it is known who this node is; they are told then what has happened before
         self._folder = folder
         self._spec = spec
         self.log = log
@@ -73,15 +81,26 @@ class Crew:
         self._known = NOBODY  # the agent that has spoken last, or one of an earlier daemon
         self._said, self._rest_s = "", 0.0  # why there is no agent, and how long it was waited before the last try
 
-    def join(
-        self, me: Member, post: Callable[[Event], None], *, broken: Callable[[], None],
-        reported: Callable[[Report | None], None],
-    ) -> None:  # fmt: skip
-        """It is known who this node is: what the workers do is told from here on, what they did already first."""
-        self.me, self.post, self.broken, self.reported = me, post, broken, reported
-        if self.report is not None:
-            post(self._event(self.report))
-        reported(self.report)
+    def join(self, me: Member, ears: Ears) -> None:
+        """It is known who this node is: what the workers do is told from here on, what they did already first. So is that the
+        agent is to stop, that it is gone, or why there is none.
+        """
+        self.me, self._ears, report = me, ears, self.report
+        if report is not None:
+            self._leave(report, None)
+            ears.post(self._event(report))
+        elif self._told.now:
+            ears.post(replace(self._told, now=time.monotonic()))
+        ears.reported(report)
+
+    def _post(self, event: Event) -> None:
+        if self._ears is not None:
+            self._ears.post(event)
+
+    def _leave(self, report: Report, before: Report | None) -> None:
+        """The agent's unit is being stopped: that asks this node to leave."""
+        if report.stopping and not (before and before.stopping):
+            self._post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
@@ -134,18 +153,16 @@ class Crew:
         self._said = why
         self.log.info("agent.failed", error=why)
         self._told = replace(self._told, now=time.monotonic(), problem=why)
-        self.post(self._told)
+        self._post(self._told)
 
     def _heard(self, report: Report) -> None:
         before, self.report = self.report, report
         self._said, self._rest_s = "", 0.0
         self._known = Started(pid=report.pid, born=report.started)
-        now = time.monotonic()
         if before is None:
             adopted = self._begun.pid != report.pid
             self.log.info("agent.started", pid=report.pid, adopted=adopted)
-        if report.stopping and not (before and before.stopping):
-            self.post(Asked(now=now, verb=Verb.DRAIN))  # its unit is being stopped: that asks this node to leave
+        self._leave(report, before)
         self._log_ends(report)
         if report.unlogged and report.unlogged != (before.unlogged if before else ""):
             self.log.info("logs.refused", why=report.unlogged)
@@ -153,12 +170,14 @@ class Crew:
             self._tell_commit()
         workers = self._event(report)
         self._log_change(workers)
-        if workers.work is Work.PARKED and self._told.work in (Work.TRAINING, Work.JOINING):
-            self.broken()
+        broke = workers.work is Work.PARKED and self._told.work in (Work.TRAINING, Work.JOINING)
         self._told = workers
         self.first.set()
-        self.post(workers)
-        self.reported(report)
+        if (ears := self._ears) is not None:
+            if broke:
+                ears.broken()
+            ears.post(workers)
+            ears.reported(report)
 
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
@@ -178,7 +197,7 @@ class Crew:
         """The node's vault listens there; or nowhere yet, for this reason."""
         self._vault, self._vaultless = vault, "" if vault else f"its vault does not start: {away}"
         if self.report is not None:
-            self.post(self._event(self.report))
+            self._post(self._event(self.report))
 
     def inform(self, commit: Commit | None) -> None:
         """The workers shall know of the newest commit; a new agent will be told as well."""
@@ -254,7 +273,8 @@ class Crew:
         self._silent.set()
         self.log.info("agent.lost", reason=why)
         self.report, self._logged = None, 0
-        self.reported(None)
+        if self._ears is not None:
+            self._ears.reported(None)
         told = self._told
         self._shown = Work.NONE, told.generation, 0
         self._told = Workers(
@@ -265,7 +285,7 @@ class Crew:
             bits=self._bits,
             versions=self._versions,
         )
-        self.post(self._told)
+        self._post(self._told)
 
     async def perform(self, action: Action) -> bool:
         """The core's actions on workers. Without an agent they are lost, and the core will decide them again."""

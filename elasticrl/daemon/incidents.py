@@ -35,8 +35,8 @@ class Incidents:
     """Of one node. `starving`: what its machine is short of, by check."""
 
     def __init__(self, desk: Desk, plans: Plans, history: History, starving: Callable[[], Mapping[str, str]]) -> None:
-        #: Told of each that was written, of the gang that it ended, and of the generation that it led to.
-        self.kept: Callable[[Incident, int, int], None] = lambda *_: None
+        #: Told of each that was written, of the gang that it ended, and of the generation that it led to (`Inquiry.join`).
+        self.kept: Callable[[Incident, int, int], None]
         self._desk, self._plans, self._history, self._starving = desk, plans, history, starving
         self._well = 0  # the newest generation in which this node's workers have trained
         self._written: tuple[int, int, datetime] | None = None  # the newest: its gang, what came of it, since when

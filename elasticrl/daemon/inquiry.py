@@ -10,11 +10,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticrl.base.ticks import until_next
 from elasticrl.config import Tree
@@ -33,6 +33,9 @@ from elasticrl.daemon.shared import Desk, Place, Plans
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
 from elasticrl.status.recovery import Done
+
+if TYPE_CHECKING:  # see `prepare`
+    from elasticrl.diagnose.incident import Incident
 
 TAIL_S = 0.2  # between looks at the workers' logs
 IDLE_S = 1.0  # the same, while there are none
@@ -64,6 +67,14 @@ class Inquiry:
         self._silent: frozenset[str] = frozenset()  # whom we did not hear, when that last changed
 
     # ---- beginnings
+
+    def join(
+        self, post: Callable[[Event], None], state: Callable[[], State], *, kept: Callable[["Incident", int, int], None],
+        latency: Callable[[], Mapping[str, float]],
+    ) -> None:  # fmt: skip
+        """It is known who this node is: what is found out has somebody to be told to."""
+        self.desk.post, self.desk.state = post, state
+        self.incidents.kept, self.ways.latency = kept, latency
 
     def prepare(self, env: Mapping[str, str]) -> None:
         """Import what the rest of this needs, so that no fault has to wait for it; and look at the environment of workers."""

@@ -20,7 +20,7 @@ from elasticrl.core.node.suspect import somebody_left
 from elasticrl.daemon import asking, links
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.chronicle import Chronicle
-from elasticrl.daemon.crew import Crew
+from elasticrl.daemon.crew import Crew, Ears
 from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Home, Life
 from elasticrl.daemon.measures import Measures
@@ -57,20 +57,15 @@ class Joined:
         self._unkept = False  # its life could not be saved, and that is said
         ttl_s = state.settings.membership.lease_ttl_s
         lease = Lease(id=life.lease, ttl_s=ttl_s, sent=0.0) if adopted and life.lease else None
-        self.node = Node(state, store, (crew.perform, inquiry.perform, self._probe), log=log, trace=trace, lease=lease)
-        self._listen()
-
-    def _listen(self) -> None:
-        """From here on each part hears of the others."""
-        node, inquiry, neighbours = self.node, self.inquiry, self.neighbours
-        node.loop.decided = self._decided
-        node.took = lambda action, seconds: self._measures.metrics.store_s.labels(action=action).observe(seconds)
-        node.sight.met = self._meets
-        node.sight.asked = self._asked_where
-        inquiry.desk.post, inquiry.desk.state = node.post, lambda: node.loop.state
-        inquiry.incidents.kept = self.chronicle.incident
-        inquiry.ways.latency = lambda: neighbours.latency
-        self.crew.join(node.loop.state.me, node.post, broken=neighbours.doubt, reported=inquiry.heard)
+        self.node = Node(
+            state, store, (crew.perform, inquiry.perform, self._probe), log=log, trace=trace, lease=lease,
+            decided=self._decided, met=self._meets, asked=self._asked_where,
+            took=lambda action, seconds: measures.metrics.store_s.labels(action=action).observe(seconds),
+        )  # fmt: skip
+        inquiry.join(
+            self.node.post, lambda: self.state, kept=self.chronicle.incident, latency=lambda: neighbours.latency
+        )
+        crew.join(state.me, Ears(post=self.node.post, broken=neighbours.doubt, reported=inquiry.heard))
 
     @property
     def state(self) -> State:

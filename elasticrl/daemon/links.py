@@ -28,7 +28,7 @@ class Ways:
     """From one node."""
 
     def __init__(self, desk: Desk) -> None:
-        self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
+        self.latency: Callable[[], Mapping[str, float]]  # seconds of a round trip to each neighbour (`Inquiry.join`)
         self.secret = b""  # the job's, from the store
         self._desk = desk
         self._chosen: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so

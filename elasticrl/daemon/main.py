@@ -62,7 +62,10 @@ REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
 
 
 class Daemon(Resident):
-    """A node that trains."""
+    """A node that trains.
+
+    Long because it holds all parts of a node, one attribute for each, beside what every resident has.
+    """
 
     def __init__(
         self,
@@ -73,11 +76,15 @@ class Daemon(Resident):
         keep: bool = True,
         starter: int = 0,
         reload: Callable[[], Tree] | None = None,
+        kept: Look = lambda _: None,
+        adopt: bool = False,
+        again: bool = False,
     ) -> None:
+        """`kept` looks for the job's checkpoints; `adopt`: go on from them if the store has lost the job; `again`: in place of
+        a daemon that died, so nobody has asked anew for a job that has ended.
+        """
         super().__init__(tree, log=log, history=history, keep=keep, starter=starter)
-        self.kept: Look = lambda _: None  # looks for the job's checkpoints
-        self.adopt = False  # go on from them if the store has lost the job
-        self.again = False  # in place of a daemon that died: nobody has asked anew for a job that has ended
+        self._kept, self._adopt, self._again = kept, adopt, again
         self._reload = reload or (lambda: tree)  # reads the configuration again
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self._vaulting: asyncio.Task[None] | None = None  # what sees to the vault
@@ -159,14 +166,14 @@ class Daemon(Resident):
             raise Refusal(why)
         store = await stack.enter_async_context(await self._store())
         try:
-            kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
+            kept = await self._patiently(lambda: settle(store, self._kept, adopt=self._adopt))
         except Lost as lost:
             return await self._refuse(lost, adopted=adopted)
         since, met = await self._patiently(lambda: at_first(store))  # after the plan that `--adopt` writes
         if kept is not None:
             self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
         booting = not adopted and await asyncio.to_thread(self.notify.booting)
-        if booting or (self.again and not adopted):
+        if booting or (self._again and not adopted):
             ended = await self._patiently(lambda: how_it_ended(store))
             if ended is not None:
                 return await self._stay_out(*ended, booting=booting)

@@ -59,7 +59,10 @@ class End:
 
 
 class RolloutDaemon(Resident):
-    """A node that generates, and its keeper."""
+    """A node that generates, and its keeper.
+
+    Long because most of it is what every resident has (`Resident`).
+    """
 
     store: Store
     sight: Sight

@@ -33,7 +33,7 @@ class Desk:
     def __init__(self, tree: Tree, place: Place, log: Any) -> None:
         self.tree, self.place, self.log = tree, place, log  # a reload sets another tree
         self.env: Mapping[str, str] = {}  # that this node's workers get
-        self.post: Callable[[Event], None] = lambda _: None
+        self.post: Callable[[Event], None]  # both from `Inquiry.join` on: nothing is found out before
         self.state: Callable[[], State]
         self._tasks: set[asyncio.Task[None]] = set()
 

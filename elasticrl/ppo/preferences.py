@@ -54,7 +54,10 @@ class Nothing:
 
 
 class PreferenceTrainer(Trainer):
-    """`given(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it."""
+    """`given(step, lane)` is the data's cursor; longer prompts and answers than `sizes` has have been left out by it.
+
+    Long because it is a whole `Trainer`, with given answers in place of rollouts.
+    """
 
     ppo: Ppo
 

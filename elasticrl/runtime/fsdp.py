@@ -68,7 +68,10 @@ class _Arrival(NamedTuple):
 
 
 class Fsdp(Strategy):
-    """`build(mesh)` returns the model with `fully_shard(..., mesh=mesh)` applied, with the same parameters for every world."""
+    """`build(mesh)` returns the model with `fully_shard(..., mesh=mesh)` applied, with the same parameters for every world.
+
+    Long because most of it is the course of a step, which all strategies share (`Strategy`).
+    """
 
     def __init__(
         self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,

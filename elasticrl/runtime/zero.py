@@ -45,7 +45,10 @@ CLOSE: Final = (
 
 
 class Zero(Strategy):
-    """`build(mesh)` returns the whole model, with the same parameters for every world; DeepSpeed shards it in place."""
+    """`build(mesh)` returns the whole model, with the same parameters for every world; DeepSpeed shards it in place.
+
+    Long because most of it is the course of a step, which all strategies share (`Strategy`).
+    """
 
     def __init__(
         self, build: Callable[[DeviceMesh], torch.nn.Module], rule_of: Callable[[str], Rule], *, deal: Deal, rank: int,

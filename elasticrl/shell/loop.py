@@ -34,14 +34,20 @@ class Log(Protocol):
         """Something that must not happen, with the present exception's trace."""
 
 
+def nobody(*_: object) -> None:
+    """Is told."""
+
+
 class Loop:
     """One node's core at work."""
 
-    def __init__(self, state: State, performers: tuple[Perform, ...], *, log: Log, trace: Trace | None = None) -> None:
+    def __init__(
+        self, state: State, performers: tuple[Perform, ...], *, log: Log, trace: Trace | None = None,
+        decided: Callable[[Event, Decision], None] = nobody,
+    ) -> None:  # fmt: skip
+        """`decided`: told after every step."""
         self.state = state
-        self.decided: Callable[[Event, Decision], None] = lambda _, __: (
-            None
-        )  # told after every step: metrics, the watchdog
+        self._decided = decided
         self._performers = performers
         self._log = log
         self._trace = trace
@@ -71,7 +77,7 @@ class Loop:
                     self._trace.write(before, event, decision.actions)
                 for action in decision.actions:
                     self._start(action)
-                self.decided(event, decision)
+                self._decided(event, decision)
         finally:
             self._newer = None
             for task in self._running.values():

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticrl.contract.events import Action, Event, Leave, Seen, Watch
-from elasticrl.contract.model import View
-from elasticrl.core.node.state import State
-from elasticrl.shell.loop import Loop, Perform
+from elasticrl.contract.model import Record, View
+from elasticrl.core.node.state import Decision, State
+from elasticrl.shell.loop import Loop, Perform, nobody
 from elasticrl.shell.office import Office
 from elasticrl.shell.sight import Sight
 from elasticrl.shell.trace import Trace
@@ -30,13 +30,21 @@ class Node:
         log: Any,
         trace: Trace | None = None,
         lease: Lease | None = None,
+        decided: Callable[[Event, Decision], None] = nobody,
+        met: Callable[[Record], None] = nobody,
+        asked: Callable[[int], None] = nobody,
+        took: Callable[[str, float], None] = nobody,
     ) -> None:
+        """`decided`: told after every step of the core; `met`, `asked`: as `Sight` has them; `took`: told how long each action
+        on the store took.
+        """
         self.store = store
         self.log = log
-        self.loop = Loop(state, (self._watch, self._act, *hands), log=log, trace=trace)
+        self.loop = Loop(state, (self._watch, self._act, *hands), log=log, trace=trace, decided=decided)
         self.sight = Sight(
-            store, state.me, changed=self._changed, complain=lambda text: log.info("store.unreadable", text=text)
-        )
+            store, state.me, changed=self._changed, complain=lambda text: log.info("store.unreadable", text=text),
+            met=met, asked=asked,
+        )  # fmt: skip
         self.office = Office(
             store,
             state.me,
@@ -46,7 +54,7 @@ class Node:
             clock=time.monotonic,
             lease=lease,
         )
-        self.took: Callable[[str, float], None] = lambda _, __: None  # told how long each action on the store took
+        self._took = took
         self._watching: asyncio.Task[None] | None = None
         self._everyone = False
 
@@ -84,7 +92,7 @@ class Node:
         begun = time.monotonic()
         performed = await self.office.perform(action)
         if performed:
-            self.took(type(action).__name__, time.monotonic() - begun)
+            self._took(type(action).__name__, time.monotonic() - begun)
         return performed
 
     def _start_watching(self, *, everyone: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from elasticrl.base.value import dataclass
 from elasticrl.contract.model import Commit, Intent, Member, Plan, Quarantine, Record, View
 from elasticrl.shell import keys
+from elasticrl.shell.loop import nobody
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store, StoreError
 
 NAME: Final = 64  # letters of who asked for something
@@ -49,16 +50,16 @@ class Sight:
         changed: Callable[[View], None],
         complain: Callable[[str], None],
         gather_s: float = GATHER_S,
+        asked: Callable[[int], None] = nobody,
+        met: Callable[[Record], None] = nobody,
     ) -> None:
+        """`asked`: told the revision at which somebody asked where all workers are; `met`: what is in our record's place."""
         self._store = store
         self._me = me
         self._changed = changed
         self._complain = complain
         self._gather_s = gather_s
-        self.asked: Callable[[int], None] = lambda _: (
-            None
-        )  # told the revision at which somebody asked where all workers are
-        self.met: Callable[[Record], None] = lambda _: None  # told what stands in the place of our own record
+        self._asked, self._met = asked, met
         self._everyone = False
         self._revisions: dict[str, int] = {}  # of each key's newest event, deletions too
         self._records: dict[str, Record] = {}
@@ -128,7 +129,7 @@ class Sight:
     def _apply(self, batch: Batch) -> None:
         for event in batch.events:
             if event.key == keys.WHERE:
-                self.asked(event.revision)
+                self._asked(event.revision)
         self._take(batch.events)
         own = keys.member_key(self._me.node)
         others = all(event.key.startswith(keys.MEMBERS) and event.key != own for event in batch.events)
@@ -200,7 +201,7 @@ class Sight:
                 if key == keys.member_key(self._me.node):
                     self.view = replace(self.view, own=record if record and record.member == self._me else None)
                     if record is not None:
-                        self.met(record)
+                        self._met(record)
                 put(self._records, key.removeprefix(keys.MEMBERS), in_place(record, key))
             case _ if key.startswith(keys.QUARANTINES):
                 put(self._quarantines, key.removeprefix(keys.QUARANTINES), in_place(read(Quarantine, entry, key), key))

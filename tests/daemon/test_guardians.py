@@ -33,7 +33,7 @@ from elasticrl.contract.model import Member, Record
 from elasticrl.contract.settings import Settings
 from elasticrl.core.node.state import State
 from elasticrl.daemon.background import background
-from elasticrl.daemon.crew import Crew
+from elasticrl.daemon.crew import Crew, Ears
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Life
 from elasticrl.daemon.main import Daemon
@@ -165,9 +165,11 @@ def test_an_agent_that_ends_as_it_starts_is_tried_ever_more_rarely_and_says_why(
         with (folder / "home" / "agent.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # so that each ends with code 2
             crew = Crew(folder / "home", spec, log=said, managed=False)
-            crew.post = told.append
             task = asyncio.create_task(crew.run())
             await until(lambda: bool(heard(said, "agent.failed")), task)
+            crew.join(
+                Member(node="n0", incarnation=1), Ears(post=told.append, reported=lambda _: None, broken=lambda: None)
+            )  # who come later are told
             await asyncio.sleep(4.0)
             (failed,) = heard(said, "agent.failed")
             assert "exit code 2): an agent runs here already" in failed["error"]
@@ -286,8 +288,9 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         said = CapturingLogger()
         daemon = Daemon(tree(folder), log=said, history=History())
 
-        def fails(_: object) -> None:
-            raise RuntimeError("a bug in what hears the agent")
+        def fails(report: object) -> None:
+            if report is not None:
+                raise RuntimeError("a bug in what hears the agent")
 
         async def report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(wire.encode(wire.Report(pid=os.getpid(), started=1)))
@@ -305,8 +308,8 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
             neighbours = Neighbours(
                 me, b"s" * 32, state.settings.membership, post=lambda _: None, refused=lambda *_: None
             )
+            monkeypatch.setattr(daemon.inquiry, "heard", fails)
             joined = daemon._join(state, store, neighbours, Life(node="n0", incarnation=1))
-            daemon.crew.reported = fails
             vaults = background(asyncio.sleep(60), "vault", said)
             async with background(daemon.crew.run(), "crew", said) as crew, vaults as vault:
                 told: asyncio.Future[str] = asyncio.get_running_loop().create_future()

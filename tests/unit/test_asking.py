@@ -30,7 +30,6 @@ def test_all_who_answer_in_time_are_heard_and_an_old_question_is_not_answered_ag
         async def member(name: str, *, dumb: bool = False) -> None:
             store, me = MemoryStore(server), Member(node=name, incarnation=1)
             said = heard.setdefault(name, [])
-            sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None)
 
             def asked(to: int) -> None:
                 said.append(to)
@@ -38,7 +37,7 @@ def test_all_who_answer_in_time_are_heard_and_an_old_question_is_not_answered_ag
                     task = asyncio.create_task(answer(store, Where(to=to, member=me, evidence=(away(1),)), 0))
                     tasks.append(task)
 
-            sight.asked = asked
+            sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None, asked=asked)
             await sight.watch(everyone=False)
 
         tasks = [asyncio.create_task(member("n00")), asyncio.create_task(member("n01", dumb=True))]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from core_kit import record
@@ -44,6 +45,11 @@ from elasticrl.diagnose import environment, health, incident, nvidia
 from elasticrl.diagnose.probe import HEAD, digest
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
+
+
+def joined(node: Inquiry, post: Any = lambda _: None, state: Any = None) -> None:
+    """Somebody hears what it finds out."""
+    node.join(post, state, kept=lambda *_: None, latency=dict)
 
 
 def test_a_logs_line_speaks_of_the_gang_whose_log_it_is() -> None:
@@ -227,7 +233,7 @@ def test_what_a_worker_has_written_before_its_daemon_hears_of_it_is_read_and_an_
 
     async def hear() -> None:
         heard = asyncio.Event()
-        node.desk.post = lambda event: (told.append(event), heard.set())  # type: ignore[assignment, func-returns-value]
+        joined(node, lambda event: (told.append(event), heard.set()))
         reading = asyncio.create_task(node._read_logs())
         node.heard(attempt(1, "torch.OutOfMemoryError: CUDA out of memory.\n"))
         await asyncio.sleep(0.3)
@@ -335,7 +341,7 @@ def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor
             if seen(Sign.GPU_BROKEN):
                 heard.set()
 
-        node.desk.post = post
+        joined(node, post)
         running = asyncio.create_task(node.run({}))
         async with asyncio.timeout(patience(20.0)):
             await looked.wait()
@@ -359,8 +365,7 @@ def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_anothe
     life, posted = leader(), []
     place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
-    node.desk.post = posted.append  # type: ignore[assignment]
-    node.desk.state = lambda: life.state
+    joined(node, posted.append, lambda: life.state)
 
     def seen(torch: str) -> dossier.Filed:
         claims = {
@@ -395,7 +400,7 @@ def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
     async def found() -> None:
         log = set_up(screen, pretty=False, tap=history)
         node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
-        node.desk.state = lambda: life.state
+        joined(node, state=lambda: life.state)
         for action in capped(life, 2.0):
             log.info(action.event, **action.fields)
         node.decided(Tick(now=2.0), life.state, None)
@@ -427,7 +432,7 @@ def test_a_disk_that_takes_long_to_keep_an_incident_holds_nobody_up(
     async def longest() -> float:
         log = set_up(io.StringIO(), pretty=False, tap=history)
         node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
-        node.desk.state = lambda: life.state
+        joined(node, state=lambda: life.state)
         running = asyncio.create_task(node.run({}))
         await asyncio.sleep(0.1)
         for action in capped(life, 2.0):

@@ -14,7 +14,14 @@ LINES, ATTRIBUTES = 600, 20
 WHY = "Long because "
 
 
-def attributes(node: ast.ClassDef) -> set[str]:
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+TREES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): parsed(path) for path in FILES}
+
+
+def own(node: ast.ClassDef) -> set[str]:
     """What its methods set of `self`. Fields of a value are a list, and no state that somebody has to follow."""
     targets = [
         target
@@ -30,13 +37,30 @@ def attributes(node: ast.ClassDef) -> set[str]:
     }
 
 
+def above(node: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
+    """The classes of this package that it inherits from, each with its module."""
+    for name in (base.id for base in node.bases if isinstance(base, ast.Name)):
+        froms = (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom))
+        home = next(
+            (TREES.get(each.module or "") for each in froms if name in {alias.name for alias in each.names}), tree
+        )
+        for found in home.body if home else ():
+            if isinstance(found, ast.ClassDef) and found.name == name:
+                yield found, home or tree
+
+
+def attributes(node: ast.ClassDef, tree: ast.Module) -> set[str]:
+    """Its own, and those that it inherits."""
+    return own(node).union(*(attributes(*base) for base in above(node, tree)))
+
+
 def unexplained(text: str) -> Iterator[str]:
     tree = ast.parse(text)
     if text.count("\n") > LINES and WHY not in (ast.get_docstring(tree) or ""):
         yield f"{text.count(chr(10))} lines"
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and WHY not in (ast.get_docstring(node) or ""):
-            held = attributes(node)
+            held = attributes(node, tree)
             if len(held) > ATTRIBUTES:
                 yield f"{node.name} has {len(held)} attributes"
 
@@ -49,5 +73,7 @@ def test_what_is_large_says_why(path: Path) -> None:
 def test_what_is_large_is_found() -> None:
     many = "".join(f"        self.x{i}, self.y{i} = 0, 0\n" for i in range(11))
     assert list(unexplained(f"class Big:\n    def __init__(self):\n{many}")) == ["Big has 22 attributes"]
+    inherits = f"class Big:\n    def __init__(self):\n{many}\nclass Small(Big):\n    pass\n"
+    assert list(unexplained(inherits)) == ["Big has 22 attributes", "Small has 22 attributes"]
     assert list(unexplained("pass\n" * 601)) == ["601 lines"]
     assert list(unexplained('"""Long because it is one table."""\n' + "pass\n" * 601)) == []

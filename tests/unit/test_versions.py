@@ -36,8 +36,7 @@ class Led:
         self._life, self._posted, self._screen = leader(), [], io.StringIO()  # type: ignore[var-annotated]
         tree = Tree(job=Job(name="j"), node=Node(device=device))  # type: ignore[arg-type]
         self._inquiry = Inquiry(tree, place, log=set_up(self._screen, pretty=False), history=History())
-        self._inquiry.desk.post = self._posted.append
-        self._inquiry.desk.state = lambda: self._life.state
+        self._inquiry.join(self._posted.append, lambda: self._life.state, kept=lambda *_: None, latency=dict)
 
     def sees(self, **odd: str) -> tuple[Evidence, ...]:
         """n01 runs what the others do, but for these."""

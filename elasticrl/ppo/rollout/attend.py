@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from elasticrl.base.pauses import pause
 from elasticrl.base.started import NOBODY, last_words, start
 from elasticrl.contract.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 LOG: Final = "engine.log"
 START_LOCK: Final = "start.lock"  # held by whoever looks whether to start one
 LOOK_S: Final = 0.05
-PAUSE_S: Final = 0.5  # after a start that came to nothing
+PAUSE_S: Final = 0.5  # after a start that came to nothing, then twice that,
+REST_S: Final = 5.0  # and at most
 TAIL: Final = 2000  # bytes of an engine's last words
 
 # Of the worker's environment: an engine is no rank of its gang, and no child of its daemon.
@@ -173,11 +175,11 @@ class Attendant:
     # ---- the thread
 
     def _run(self) -> None:
-        failures = 0
+        failures, pause_s = 0, 0.0
         while not self._closing.is_set():
             try:
                 self._ensure()
-                failures = 0
+                failures, pause_s = 0, 0.0
                 self._up.set()
                 self._watch()
             except Refused as refused:
@@ -189,7 +191,8 @@ class Attendant:
                 if failures >= self.limits.starts:
                     self._failed = f"the rollout engine does not start: {error}"
                     return
-                self._closing.wait(PAUSE_S * failures)
+                pause_s = pause(pause_s, 0.0, first_s=PAUSE_S, most_s=REST_S, steady_s=0.0)
+                self._closing.wait(pause_s)
             finally:
                 self._up.clear()
 

@@ -83,7 +83,10 @@ def shares(missing: Sequence[K], engines: Iterable[str]) -> dict[str, list[K]]:
 
 
 class Away(Outside):
-    """Those of all rollout nodes; of the whole gang one worker writes. `outside` is entered while others generate."""
+    """Those of all rollout nodes; of the whole gang one worker writes. `outside` is entered while others generate.
+
+    Long because most of it is what every engine outside of the workers needs (`Outside`).
+    """
 
     def __init__(
         self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
