@@ -216,8 +216,8 @@ def _again(found: Any, home: Path, steps: str, config: Path, within_s: float, *,
 def _logs(run: Path) -> Mapping[int, Told]:
     """What daemons' logs below the run say of its generations."""
     from elasticrl.certificate.make import Told
+    from elasticrl.report.owners import Unchosen
     from elasticrl.report.read import read
-    from elasticrl.report.whose import Unchosen
 
     try:
         log = read(run).log

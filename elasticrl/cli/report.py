@@ -31,10 +31,10 @@ def report(
     from elasticrl.base.words import plain
     from elasticrl.cli import ignored
     from elasticrl.cli.main import Exit
+    from elasticrl.report.owners import Unchosen
     from elasticrl.report.read import read
     from elasticrl.report.story import tell
     from elasticrl.report.text import headline, text
-    from elasticrl.report.whose import Unchosen
 
     if as_text:
         ignored.refuse(context, "output", because="only without --text, which writes no file")

@@ -116,7 +116,7 @@ class Incidents:
         if verdict.fault is Fault.UNKNOWN and plans and plans[0].says(*ORDERLY):
             return  # somebody who left in order, whom the others could not spare: its silence after that is no sign
         told = incident.build(
-            lines, verdict, facts or verdict.because, job=self._desk.place.job, node=self._desk.place.node
+            lines, verdict, facts or verdict.because, job=self._desk.site.job, node=self._desk.site.node
         )
         if told is None:
             return
@@ -133,7 +133,7 @@ class Incidents:
 
         if after is not None:
             await asyncio.wait({after})
-        folder = incident.folder_of(self._desk.place.state, self._desk.place.job, self._desk.place.node)
+        folder = incident.folder_of(self._desk.site.state, self._desk.site.job, self._desk.site.node)
         try:
             path = await apart(lambda: incident.save(folder, told))
         except OSError as error:

@@ -29,7 +29,7 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.incidents import Incidents
 from elasticrl.daemon.links import Ways
 from elasticrl.daemon.machine import Machine
-from elasticrl.daemon.shared import Desk, Place, Plans
+from elasticrl.daemon.shared import Desk, Plans, Site
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
 from elasticrl.status.recovery import Done
@@ -51,14 +51,14 @@ PIDS = 64  # of workers, that are remembered
 class Inquiry:
     """One node's."""
 
-    def __init__(self, tree: Tree, place: Place, *, log: Any, history: History) -> None:
-        self.desk = Desk(tree, place, log)
+    def __init__(self, tree: Tree, site: Site, *, log: Any, history: History) -> None:
+        self.desk = Desk(tree, site, log)
         self.ways = Ways(self.desk)
         self.machine = Machine(self.desk, lambda: self._pids)
         self._plans = Plans()
         self.incidents = Incidents(self.desk, self._plans, history, lambda: self.machine.starving)
         self.comparison = Comparison(self.desk)
-        self._tail = Tail(node=place.node)
+        self._tail = Tail(node=site.node)
         self._ended = asyncio.Event()  # its workers have: their last lines are read at once
         self._report: Report | None = None
         self._stall: tuple[object, ...] | None = None  # which one has been looked at
@@ -175,11 +175,11 @@ class Inquiry:
         generation = report.generation
         found = await asyncio.to_thread(
             stalled.collect,
-            witness.folder_of(self.desk.place.runtime),
+            witness.folder_of(self.desk.site.runtime),
             {worker.rank: worker.pid for worker in report.workers},
             within_s=dump_s,
             recorders_s=min(ANSWER_S, dump_s) if stall is not None and not stall.waiting else dump_s,
-            node_of=lambda _: self.desk.place.node,
+            node_of=lambda _: self.desk.site.node,
         )
         facts = tuple(replace(fact, generation=generation) for fact in found.evidence)
         if report.work is Work.JOINING:
@@ -193,8 +193,8 @@ class Inquiry:
         from elasticrl.diagnose import stalled
 
         facts = await asyncio.to_thread(
-            stalled.entered, witness.folder_of(self.desk.place.runtime), {worker.rank: worker.pid for worker in report.workers},
-            until_ns=until_ns, within_s=self.desk.tree.timeouts.dump_s, node_of=lambda _: self.desk.place.node,
+            stalled.entered, witness.folder_of(self.desk.site.runtime), {worker.rank: worker.pid for worker in report.workers},
+            until_ns=until_ns, within_s=self.desk.tree.timeouts.dump_s, node_of=lambda _: self.desk.site.node,
         )  # fmt: skip
         if facts:
             self.desk.post(

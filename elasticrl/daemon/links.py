@@ -38,7 +38,7 @@ class Ways:
 
     def open(self, number: int) -> str:
         """Keep a port for probes (0: any); where this node is tested."""
-        self._port = Reserved(self._desk.place.host, number)
+        self._port = Reserved(self._desk.site.host, number)
         if not self._port.held:
             self._desk.log.info("probe.taken", address=self._port.address)
         return self._port.address
@@ -56,7 +56,7 @@ class Ways:
             return
         from elasticrl.diagnose import fabric, transport
 
-        if said := transport.sockets(fresh, fabric.active(self._desk.place.root)):
+        if said := transport.sockets(fresh, fabric.active(self._desk.site.root)):
             self._desk.log.info("transport.sockets", said=said, remedy=transport.REMEDY)
 
     def look(self) -> None:
@@ -71,7 +71,7 @@ class Ways:
             return  # else it is taken back
         facts = tuple(
             Evidence(
-                kind=Kind.PROBE, sign=Sign.DELAYED if peer in late else Sign.HEALTHY, node=self._desk.place.node, peer=peer,
+                kind=Kind.PROBE, sign=Sign.DELAYED if peer in late else Sign.HEALTHY, node=self._desk.site.node, peer=peer,
                 detail=f"a round trip takes {1000 * seconds:.0f} ms, elsewhere {1000 * min(took.values()):.1f} ms"
                 if peer in late else "", source=dossier.WAYS, generation=plan.generation,
             )
@@ -84,7 +84,7 @@ class Ways:
         deep = bool(action.pairs) and not unreachable and self._port is not None
         ways = tuple(
             Evidence(
-                kind=Kind.PROBE, sign=Sign.UNREACHABLE if peer in unreachable else Sign.HEALTHY, node=self._desk.place.node,
+                kind=Kind.PROBE, sign=Sign.UNREACHABLE if peer in unreachable else Sign.HEALTHY, node=self._desk.site.node,
                 peer=peer, detail="does not answer datagrams" if peer in unreachable else "", source="probe",
                 generation=action.generation,
             )
@@ -104,7 +104,7 @@ class Ways:
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self._desk.tree.recovery.probe_s
         task = {
-            "me": self._desk.place.node, "token": probe_token(self.secret, action.generation), "nodes": dict(action.nodes),
+            "me": self._desk.site.node, "token": probe_token(self.secret, action.generation), "nodes": dict(action.nodes),
             "rounds": [[list(pair)] for pair in action.pairs], "within_s": within_s,
             "start_s": min(4.0, 0.4 * within_s), "gloo_s": min(4.0, 0.4 * within_s),
             "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB) or ("on" if self._desk.on_gpus else "off"),

@@ -55,21 +55,21 @@ class Machine:
     def _news(self) -> tuple[Evidence, ...]:
         from elasticrl.diagnose import health, kernel_log
 
-        self._kernel = self._kernel or kernel_log.Watch(self._desk.place.root)  # what was there before us is history
+        self._kernel = self._kernel or kernel_log.Watch(self._desk.site.root)  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
-        return tuple(replace(fact, node=self._desk.place.node) for fact in said if self._concerns_us(fact))
+        return tuple(replace(fact, node=self._desk.site.node) for fact in said if self._concerns_us(fact))
 
     async def ask_all(self) -> None:
         """Disks and cards that are due, each by itself: where a server or a driver hangs so does what asks it."""
         from elasticrl.diagnose import amd, fabric, health, nvidia
 
-        root = self._desk.place.root
+        root = self._desk.site.root
 
         def disk(name: str, path: Path) -> tuple[health.Check, ...]:
             return tuple(health.disk(path, name, root=root, write=False))
 
         await asyncio.gather(
-            *(self._ask(name, 0.0, partial(disk, name, path)) for name, path in self._desk.place.disks.items()),
+            *(self._ask(name, 0.0, partial(disk, name, path)) for name, path in self._desk.site.disks.items()),
             self._ask("NVML", 0.0, lambda: nvidia.gpus(root)[0]),
             self._ask("amd-smi", CARDS_S, lambda: amd.gpus(root)[0]),
             self._ask("bus", CARDS_S, lambda: tuple(fabric.gone(root))),
@@ -100,7 +100,7 @@ class Machine:
         """Look at the machine, and tell what is not in order, until cancelled."""
         from elasticrl.diagnose import health
 
-        before = health.counters(time.monotonic(), self._desk.place.root)
+        before = health.counters(time.monotonic(), self._desk.site.root)
         while True:
             await asyncio.wait({self._desk.spawn(self.ask_all(), "disks and cards")}, timeout=PROMPT_S)
             amiss = ""
@@ -123,13 +123,13 @@ class Machine:
         """Its counters, now that they were `before`; what is wrong, or is so no longer; what it is short of."""
         from elasticrl.diagnose import health
 
-        after, node = health.counters(time.monotonic(), self._desk.place.root), self._desk.place.node
-        checks = health.look(before, after, root=self._desk.place.root)
+        after, node = health.counters(time.monotonic(), self._desk.site.root), self._desk.site.node
+        checks = health.look(before, after, root=self._desk.site.root)
         asked = {**self._asked}
         hung = {
             name for name, since in asked.items() if time.monotonic() - since > HUNG_S
-        } & self._desk.place.disks.keys()
-        checks += [health.silent(self._desk.place.disks[name], name) for name in sorted(hung)]
+        } & self._desk.site.disks.keys()
+        checks += [health.silent(self._desk.site.disks[name], name) for name in sorted(hung)]
         checks += [check for whom, found in self._told.items() if whom not in hung for check in found]
         bad = {fact.check: fact for fact in health.evidence(checks, node=node)}
         well = [

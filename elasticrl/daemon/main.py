@@ -42,7 +42,7 @@ from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
-from elasticrl.daemon.shared import Place
+from elasticrl.daemon.shared import Site
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.stored import at_first, how_it_ended, living_here, record_at, the_secret, written_secret
@@ -91,7 +91,7 @@ class Daemon(Resident):
         self.crew = Crew(
             self.home.folder, self.spec(), log=log, managed=managed, measures=self.measures, history=history
         )
-        self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
+        self.inquiry = Inquiry(tree, self._site(), log=log, history=history)
         self._ours = asyncio.Event()  # no other daemon has this node's name
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved, ours=self._ours)
         self.roll = Roll(self.home.folder / ROLL, log=log)
@@ -104,11 +104,11 @@ class Daemon(Resident):
         assert self._joined is not None
         return self._joined
 
-    def _place(self) -> Place:
+    def _site(self) -> Site:
         tree = self.tree
         remote = "://" in tree.checkpoint.dir
         disks = {"state": Path(tree.node.state_dir), **({} if remote else {"checkpoint": Path(tree.checkpoint.dir)})}
-        return Place(
+        return Site(
             node=self.name,
             job=tree.job.name,
             host=self.host,

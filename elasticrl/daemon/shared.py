@@ -15,7 +15,7 @@ PLANS = 16  # that are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Site:
     """Where this node's things are."""
 
     node: str
@@ -30,8 +30,8 @@ class Place:
 class Desk:
     """One node's."""
 
-    def __init__(self, tree: Tree, place: Place, log: Any) -> None:
-        self.tree, self.place, self.log = tree, place, log  # a reload sets another tree
+    def __init__(self, tree: Tree, site: Site, log: Any) -> None:
+        self.tree, self.site, self.log = tree, site, log  # a reload sets another tree
         self.env: Mapping[str, str] = {}  # that this node's workers get
         self.post: Callable[[Event], None]  # both from `Inquiry.join` on: nothing is found out before
         self.state: Callable[[], State]
@@ -64,7 +64,7 @@ class Desk:
         from elasticrl.diagnose.nvidia import NVIDIA
 
         wanted, device = self.tree.comm.backend, self.tree.node.device
-        there = device == "cuda" or (device == "auto" and (self.place.root / NVIDIA).exists())
+        there = device == "cuda" or (device == "auto" and (self.site.root / NVIDIA).exists())
         return wanted != "gloo" and there
 
 

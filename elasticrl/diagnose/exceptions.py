@@ -127,10 +127,10 @@ _DEEP: Final = 400  # speakers whose tracebacks are followed at once
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LastFrame:
     """Where a traceback is.
 
-    Example: Place(file="/job/train.py", at="main", code="loss = step(batch)")
+    Example: LastFrame(file="/job/train.py", at="main", code="loss = step(batch)")
     """
 
     file: str
@@ -171,10 +171,10 @@ class Tracebacks:
     """The tracebacks of one stream of lines, by who speaks: the last frame of each that has not met its exception yet."""
 
     def __init__(self) -> None:
-        self._open: dict[object, tuple[Place, int]] = {}
+        self._open: dict[object, tuple[LastFrame, int]] = {}
 
-    def follow(self, who: object, text: str, number: int) -> tuple[Place | None, re.Match[str] | None]:
-        """Read a record. The place of the traceback that it goes on with, and an exception of whatever type that ends it."""
+    def follow(self, who: object, text: str, number: int) -> tuple[LastFrame | None, re.Match[str] | None]:
+        """Read a record. The last frame of the traceback that it goes on with, and an exception of any type that ends it."""
         if "File" in text or ".py" in text:
             found = [match for expression in _FRAME for match in expression.finditer(text)]
             if found and _IMPORTS.search(found[-1]["file"]) and who in self._open:
@@ -184,44 +184,44 @@ class Tracebacks:
                 match = found[-1]
                 if len(self._open) < _DEEP or who in self._open:
                     code = text[match.end() :].strip()[:200]
-                    self._open[who] = Place(match["file"], match["at"] or "", code), number
+                    self._open[who] = LastFrame(match["file"], match["at"] or "", code), number
                 return None, None
-        place, last = self._open.get(who, (None, 0))
-        if place is None:
+        frame, last = self._open.get(who, (None, 0))
+        if frame is None:
             return None, None
         if ended := _ANY.match(text) if number - last <= 4 else None:
             del self._open[who]
-            return place, ended
+            return frame, ended
         if EXCEPTION.search(text) and not text.startswith(("    ", "\t")):
             self._open.pop(who)
-            return place, None
-        if not place.code and text.strip(" ^~│|"):
-            self._open[who] = Place(place.file, place.at, text.strip()[:200]), number
+            return frame, None
+        if not frame.code and text.strip(" ^~│|"):
+            self._open[who] = LastFrame(frame.file, frame.at, text.strip()[:200]), number
         elif not text.strip(" ^~│|"):
-            self._open[who] = place, number
-        return place, None
+            self._open[who] = frame, number
+        return frame, None
 
-    def broken_off(self) -> list[Place]:
+    def broken_off(self) -> list[LastFrame]:
         """Those that have met no exception, where they tell something."""
-        places = [place for place, _ in self._open.values() if place.telling]
+        frames = [frame for frame, _ in self._open.values() if frame.telling]
         self._open.clear()
-        return places
+        return frames
 
 
-def sign_of(name: str, said: str, place: Place | None) -> Sign | None:
+def sign_of(name: str, said: str, frame: LastFrame | None) -> Sign | None:
     """What an exception that no text explains speaks for; None: for nothing."""
     name = name.rsplit(".", 1)[-1]
     if name == "KeyboardInterrupt":
         return Sign.WAITED
     if name in _SECOND_HAND or name.endswith("Warning"):
         return None
-    library = place is not None and place.library
+    library = frame is not None and frame.library
     if name == "ImportError":
         return Sign.MISFIT
     if name in _VERSIONED:
         return Sign.MISFIT if library and not _OF_A_VALUE.search(said) else Sign.MISTAKE
     if name in _PLAIN:
-        return Sign.PROGRAM if place is not None and place.own else Sign.MISTAKE
+        return Sign.PROGRAM if frame is not None and frame.own else Sign.MISTAKE
     if name in _LIKELY:
         if _VERSION.search(said):
             return Sign.MISFIT

@@ -209,7 +209,7 @@ def judged(
     looks = [{rank: stack for rank, stack in each.items() if rank not in gone} for each in looks]
     telling = settled(looks)
     moving = tuple(sorted(set(looks[-1]) - set(telling)))
-    waits = bool(telling) and not gone and all(s.frames and stacks.place(s.frames).waits for s in telling.values())
+    waits = bool(telling) and not gone and all(s.frames and stacks.activity(s.frames).waits for s in telling.values())
     facts = (
         *stacks.evidence(telling, node_of=nodes.get),
         *(
@@ -230,7 +230,7 @@ def settled(looks: Sequence[Mapping[int, Stack]]) -> dict[int, Stack]:
     """
     last = looks[-1]
     still = {rank for rank in last if len({look[rank].frames for look in looks}) == 1}
-    held_up = any(last[rank].frames and stacks.place(last[rank].frames).waits for rank in still)
+    held_up = any(last[rank].frames and stacks.activity(last[rank].frames).waits for rank in still)
     busy = {rank for rank in set(last) - still if held_up and all(_outside(look[rank]) for look in looks)}
     return {rank: stack for rank, stack in last.items() if rank in still | busy}
 
@@ -241,7 +241,7 @@ def concerns(facts: Iterable[Evidence], gone: Collection[int]) -> tuple[Evidence
 
 
 def _outside(stack: Stack) -> bool:
-    return bool(stack.frames) and not stacks.place(stack.frames).waits
+    return bool(stack.frames) and not stacks.activity(stack.frames).waits
 
 
 def _stacks(job: Job, spy: str) -> dict[int, Stack]:

@@ -281,10 +281,10 @@ class Parser:
         self._report(text)
         first = record.parts[0][1]
         self._roll.read(text)
-        place, ended = self._traced.follow(first.rank if first.rank is not None else first.prefix, text, first.number)
+        frame, ended = self._traced.follow(first.rank if first.rank is not None else first.prefix, text, first.number)
         if not any(line.hit for _, line in record.parts):
             return  # a neighbour, read for its time and its place in a report
-        for position, fact in sorted(facts(text, place, ended), key=lambda pair: pair[0]):
+        for position, fact in sorted(facts(text, frame, ended), key=lambda pair: pair[0]):
             line = record.line_at(position)
             if (
                 fact.kind is Kind.EXIT

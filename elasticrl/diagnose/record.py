@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.diagnose.exceptions import Place, exception_in, sign_of
+from elasticrl.diagnose.exceptions import LastFrame, exception_in, sign_of
 from elasticrl.diagnose.rows import Text
 from elasticrl.diagnose.texts import TEXTS
 
@@ -57,8 +57,8 @@ _C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG stat
                 "signal dumping", "dump debug info", "enqueued", "worker_count")  # fmt: skip
 
 
-def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = None) -> list[tuple[int, Evidence]]:
-    """All of it, each with its place in the text. `place` is the last frame of the traceback that it ends, if it ends one, and
+def facts(text: str, frame: LastFrame | None = None, ended: re.Match[str] | None = None) -> list[tuple[int, Evidence]]:
+    """All of it, each with its place in the text. `frame` is the last frame of the traceback that it ends, if it ends one, and
     `ended` an exception of whatever type at that end.
     """
     found = list(_c10d(text)) if any(word in text for word in _C10D) else []
@@ -66,16 +66,16 @@ def facts(text: str, place: Place | None = None, ended: re.Match[str] | None = N
     if any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in found) or "terminate called" in text:
         return found
     match = ended or exception_in(text)
-    return [*found, *([raised] if match and (raised := _raised(match, place)) else [])]
+    return [*found, *([raised] if match and (raised := _raised(match, frame)) else [])]
 
 
-def broken_off(place: Place) -> Evidence | None:
+def broken_off(frame: LastFrame) -> Evidence | None:
     """What a traceback without an end tells; None: nothing."""
-    where = place.at or place.file
-    if place.waits:
+    where = frame.at or frame.file
+    if frame.waits:
         return Evidence(kind=Kind.STACK, sign=Sign.WAITED, detail=f"in {where}"[:160])
-    if place.raises:
-        raised = _raised(place.raises, place)
+    if frame.raises:
+        raised = _raised(frame.raises, frame)
         return raised[1] if raised else None
     return Evidence(kind=Kind.EXCEPTION, sign=Sign.CUT_OFF, detail=f"a traceback that breaks off in {where}"[:160])
 
@@ -224,15 +224,15 @@ def _fact(row: Text, match: re.Match[str]) -> Evidence:
     return fact
 
 
-def _raised(match: re.Match[str], place: Place | None) -> tuple[int, Evidence] | None:
+def _raised(match: re.Match[str], frame: LastFrame | None) -> tuple[int, Evidence] | None:
     """A Python exception that no row of a table explains."""
     name, said = match["name"].rsplit(".", 1)[-1], match["said"] or ""
-    sign = sign_of(name, said, place)
+    sign = sign_of(name, said, frame)
     if sign is None:
         return None
     detail = f"{name}: {said}" if said else name
     if sign is Sign.WAITED:
-        by_hand = "interrupted by hand" + (f" in {place.at or place.file}" if place else "")
+        by_hand = "interrupted by hand" + (f" in {frame.at or frame.file}" if frame else "")
         detail = by_hand if name == "KeyboardInterrupt" else detail
         return match.start("name"), Evidence(kind=Kind.STACK, sign=sign, detail=detail[:160])
     return match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=detail[:160])

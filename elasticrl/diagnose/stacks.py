@@ -1,6 +1,6 @@
 """Where every rank is at this moment, and in one sentence: "rank 3 is in its dataloader, 7 others in all_reduce".
 
-The one idea: what matters of a stack is one word, the *place*. A table names the places by files and functions; the innermost
+The one idea: what matters of a stack is one word, the *activity*. A table names them by files and functions; the innermost
 frame that is in the table decides, because who waits in a collective in the middle of a save waits in a collective. A stack
 says where somebody is, and not that he is stuck there: only beside others who wait does it speak against him.
 """
@@ -58,10 +58,10 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Activity:
     """What a stack means.
 
-    Example: Place(what="data", words="in its dataloader", frame=Frame(file="/job/loader.py", line=12, name="__next__"))
+    Example: Activity(what="data", words="in its dataloader", frame=Frame(file="/job/loader.py", line=12, name="__next__"))
     """
 
     what: str
@@ -110,7 +110,7 @@ STRONG: Final = tuple(
          "in a network call"),
     )
 )  # fmt: skip
-#: Asked only if no frame is in a strong place: what programs sleep in, whatever they do.
+#: Asked only if no frame shows a clear activity: what programs sleep in, whatever they do.
 WEAK: Final = tuple(
     (what, re.compile(file), re.compile(name), words)
     for what, file, name, words in (
@@ -125,10 +125,10 @@ WEAK: Final = tuple(
 _WORK_WAIT = re.compile(r"\b(work|works?\[\w+\]|handle|req|request|w)\.wait\(|\.wait_tensor\(|all_reduce\(|all_gather")
 
 
-def place(frames: Sequence[Frame]) -> Place:
+def activity(frames: Sequence[Frame]) -> Activity:
     """What a main thread is doing.
 
-    >>> place([Frame(file="/job/loader.py", line=12, name="__next__"), Frame(file="/job/train.py", line=3, name="step")]).words
+    >>> activity([Frame(file="/job/loader.py", line=12, name="__next__"), Frame(file="/job/train.py", line=3, name="f")]).words
     'in its dataloader'
     """
     for table in (STRONG, WEAK):
@@ -136,18 +136,18 @@ def place(frames: Sequence[Frame]) -> Place:
             for what, file, name, words in table:
                 if file.search(frame.file) and name.match(frame.name):
                     op = frame.name if "{op}" in words else None
-                    return Place(what=what, words=words.format(op=op), frame=_telling(what, frames, frame), op=op)
+                    return Activity(what=what, words=words.format(op=op), frame=_telling(what, frames, frame), op=op)
     if frames and _WORK_WAIT.search(linecache.getline(frames[0].file, frames[0].line)):
-        return Place(what="collective", words="in a collective", frame=frames[0])
+        return Activity(what="collective", words="in a collective", frame=frames[0])
     # DDP's reducer waits there in C++, and on a GPU the main thread does for autograd's own: neither has a frame. Found live:
     # the rank that waited for the gradients of one that hung in its loader was named in its place.
     if frames and frames[0].name == "_engine_run_backward":
-        return Place(what="collective", words="in backward, where it waits for gradients", frame=frames[0])
-    return Place(what="code", words="in its own code" if frames else "nowhere", frame=frames[0] if frames else None)
+        return Activity(what="collective", words="in backward, where it waits for gradients", frame=frames[0])
+    return Activity(what="code", words="in its own code" if frames else "nowhere", frame=frames[0] if frames else None)
 
 
 def _telling(what: str, frames: Sequence[Frame], matched: Frame) -> Frame:
-    """The frame that a reader wants: what the place is busy with, or who waits for the lock."""
+    """The frame that a reader wants: what the process is busy with, or who waits for the lock."""
     if what in {"data", "save", "load"}:
         return frames[0]
     if what in {"lock", "child"}:
@@ -288,7 +288,7 @@ def evidence(
     found = []
     for rank, stack in sorted(stacks.items()):
         sign, detail, op = _sign(stack)
-        saves = bool(stack.frames) and place(stack.frames).what == SAVE
+        saves = bool(stack.frames) and activity(stack.frames).what == SAVE
         found.append(
             Evidence(
                 kind=Kind.STACK, sign=sign, rank=rank, node=node_of(rank), op=op, detail=detail, source=stack.how or "stacks",
@@ -302,7 +302,7 @@ def _sign(stack: Stack) -> tuple[Sign, str, str | None]:
     stopped = stack.state in {"T", "t"}
     if not stack.frames:
         return Sign.STOPPED if stopped else Sign.HOST_STUCK if stack.state == "D" else Sign.TOLD, stack.absent, None
-    at = place(stack.frames)
+    at = activity(stack.frames)
     if stopped:
         return Sign.STOPPED, f"{at.words}: {at.frame}, stopped", None
     if at.waits:

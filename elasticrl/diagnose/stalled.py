@@ -61,7 +61,7 @@ def positions(
     found = []
     for rank, entries in sorted(recorders.items()):
         stack = seen.get(rank)
-        inside = bool(stack and stack.frames and stacks.place(stack.frames).what == "collective")
+        inside = bool(stack and stack.frames and stacks.activity(stack.frames).what == "collective")
         newest = {entry.group: entry for entry in entries}
         for group, entry in sorted(newest.items()):
             over = entry.state == "completed" or not inside

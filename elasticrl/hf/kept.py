@@ -17,9 +17,9 @@ from transformers import TrainerState, TrainingArguments
 
 from elasticrl.runtime import kept
 from elasticrl.runtime.checkpoint.parts import Ambient
-from elasticrl.runtime.given import RANDOM
 from elasticrl.runtime.memory import Memory
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.script_state import RANDOM
 
 TRAINER = "trainer"  # the part with Trainer's own state
 _offered = 0  # the step of the folder that was handed to Trainer

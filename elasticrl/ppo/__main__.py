@@ -16,7 +16,7 @@ from torch import nn
 
 import elasticrl
 from elasticrl.config.training import Curriculum
-from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks, sizes
+from elasticrl.ppo import answers, guarantee, models, prompts, rewards, sinks, sizes
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
 from elasticrl.ppo.evaluation import Evaluation
@@ -29,9 +29,9 @@ from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.begun import Begun
+from elasticrl.ppo.rollout.configured import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.rollout.made import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
 from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import in_buckets, sent
@@ -99,7 +99,7 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
         models.check_routed(base.tree.model)
     if base.tree.rollout.engine != "torch":
         base.claim()  # an engine is started for a rank
-    return preferring(base) if base.tree.ppo.algorithm in given.PER_RECORD else generating(base)
+    return preferring(base) if base.tree.ppo.algorithm in answers.PER_RECORD else generating(base)
 
 
 def beside(tree: Tree, tokenizer: Any) -> None:
@@ -277,14 +277,14 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     base.train(actor=(built, rule_of(tree, "actor")))
     answer_tokens, ends = tree.rollout.max_tokens, models.ends(path, tokenizer)
     frozen.ends(ends)
-    data = given.load(
+    data = answers.load(
         tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=ends, keep=kept_tokens(base)
     )
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     run.cursor = cursor = Cursor(
         Walk(
             name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
-            per_lane=ppo.batch // lanes // given.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,
+            per_lane=ppo.batch // lanes // answers.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,
             shuffle=tree.data.shuffle,
         )
     )  # fmt: skip
@@ -292,7 +292,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     roles = Roles(model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device)
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
-        given=given.Feed(cursor, data), pad=tokenizer.pad_token_id,
+        given=answers.Feed(cursor, data), pad=tokenizer.pad_token_id,
     )  # fmt: skip
     base.register(data=cursor)
 

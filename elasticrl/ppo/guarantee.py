@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from elasticrl.ppo.given import PER_RECORD
+from elasticrl.ppo.answers import PER_RECORD
 from elasticrl.runtime.trained import strategy_of
 from elasticrl.runtime.zero import CLOSE
 

@@ -17,7 +17,7 @@ from elasticrl.base.goodput import stepped
 from elasticrl.base.parsed import HIGHEST
 from elasticrl.base.words import count
 from elasticrl.diagnose.incident import Incident
-from elasticrl.report.left import Happening, Life, Log, Pace, Took
+from elasticrl.report.values import Happening, Life, Log, Pace, Took
 
 LINES: Final = 200_000  # rows that are kept of a kind, about a kilobyte each
 CASES: Final = 200  # incidents that are told

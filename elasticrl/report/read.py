@@ -2,7 +2,7 @@
 
 The one idea: files are known by what their lines say, not by their names; so a run's own folder, a support bundle, or a few
 files that somebody copied together (`journalctl -u elasticrl -o cat > n00.log`) make the same report. What is missing is said.
-The report is of one job: what lies there of others is passed over, and named (`whose`).
+The report is of one job: what lies there of others is passed over, and named (`owners`).
 """
 
 import re
@@ -21,8 +21,8 @@ from elasticrl.base.regular import open_regular_text, read_regular
 from elasticrl.contract.evaluated import Evaluated, Sample
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
-from elasticrl.report.left import Happening, Left, Log, Note, Took
-from elasticrl.report.whose import Places, chosen
+from elasticrl.report.owners import Owners, chosen
+from elasticrl.report.values import Happening, Left, Log, Note, Took
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, Manifest
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
@@ -68,7 +68,7 @@ def read(folder: Path, job: str | None = None) -> Left:
     job, ours, begun, others = gathered.runs.newest(asked)
     job = job or (next(iter(known)) if len(known) == 1 else "")
     vouched = {path: {name} for path, name in beside.items()} | gathered.logs
-    mine = _Mine(job, Places(folder, vouched, known | folders))
+    mine = _Mine(job, Owners(folder, vouched, known | folders))
     logs = Logs()
     told = mine.logs(gathered.logs)
     for event in _each(told, happening, gathered.unread):
@@ -142,7 +142,7 @@ class _Mine:
     """What is of the job that is told. Others' is counted."""
 
     job: str
-    places: Places
+    owners: Owners
     others: Counter[str] = field(default_factory=Counter)
 
     def logs(self, named: Mapping[Path, Collection[str]]) -> list[Path]:
@@ -154,7 +154,7 @@ class _Mine:
         """Those of the job, or perhaps of it."""
         found = []
         for path in paths:
-            whose = self.places.of(path)
+            whose = self.owners.of(path)
             if not self.job or whose in (None, self.job):
                 found.append(path)
             else:

@@ -16,7 +16,7 @@ from typing import Final
 from elasticrl.base.goodput import APART, goodput, stepped
 from elasticrl.contract.cause import goes_on, orderly
 from elasticrl.diagnose.incident import Incident
-from elasticrl.report.left import Left, Life, Log, Note, Took
+from elasticrl.report.values import Left, Life, Log, Note, Took
 
 STAGES: Final = ("detect", "decide", "reform", "restore", "first_step")
 TRAINING: Final = frozenset({"training"})

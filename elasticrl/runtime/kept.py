@@ -17,9 +17,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from elasticrl.runtime import told
-from elasticrl.runtime.given import Optimizer, heads, parts_of, unlike
 from elasticrl.runtime.memory import Gang, Memory, say
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.script_state import Optimizer, heads, parts_of, unlike
 
 if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.parts import Parts

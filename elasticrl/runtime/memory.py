@@ -21,8 +21,8 @@ from elasticrl.runtime import told
 from elasticrl.runtime.agree import exchange, exchange_with
 from elasticrl.runtime.checkpoint import tree
 from elasticrl.runtime.context import Context, context
-from elasticrl.runtime.given import Own
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.script_state import Own
 from elasticrl.runtime.vault.client import Ticket, Vault
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole

@@ -13,7 +13,7 @@ from elasticrl.contract.evidence import SAVE, Sign
 from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import recorder, witness
-from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
+from elasticrl.diagnose.stacks import Frame, Stack, activity, collect, evidence, parse, summary
 
 
 def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> dict[int, Stack]:
@@ -22,7 +22,7 @@ def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> di
 
     def there() -> bool:
         seen.update(collect(folder, workers, within_s=10.0, spy=""))
-        return {rank: place(stack.frames).what for rank, stack in seen.items()} == expected
+        return {rank: activity(stack.frames).what for rank, stack in seen.items()} == expected
 
     until(there, 20.0, lambda: f"ranks are at {expected}; seen {seen}")
     return seen
@@ -180,7 +180,7 @@ C10D = "/env/torch/distributed/distributed_c10d.py"
     ],
 )  # fmt: skip
 def test_a_place_is_known_by_its_innermost_telling_frame(stack: list[Frame], what: str) -> None:
-    assert place(stack).what == what
+    assert activity(stack).what == what
     (seen,) = evidence({0: Stack(pid=7, frames=tuple(stack))})
     assert (seen.phase == SAVE) is (what == "save")
 
@@ -216,7 +216,7 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
     finally:
         stopped.kill()
         stopped.wait()
-    assert (seen.how, place(seen.frames).what) == ("py-spy", "data")
+    assert (seen.how, activity(seen.frames).what) == ("py-spy", "data")
     (fact,) = evidence({5: seen})
     assert summary([fact]) == "rank 5 is in its dataloader: __next__ (loader.py:7), stopped"
     assert fact.sign is Sign.STOPPED, "where it was stopped matters less than that it was"

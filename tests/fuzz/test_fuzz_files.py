@@ -23,10 +23,10 @@ from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
 from elasticrl.diagnose import incident, logs, report
 from elasticrl.diagnose.progress import HALF, SAID, Reader
+from elasticrl.report.owners import Unchosen
 from elasticrl.report.read import read as read_run
 from elasticrl.report.story import tell
 from elasticrl.report.text import text as report_text
-from elasticrl.report.whose import Unchosen
 from elasticrl.runtime import chronicle
 from elasticrl.runtime.checkpoint import shelf
 from elasticrl.runtime.checkpoint.manifest import Conditions as Written

@@ -23,9 +23,9 @@ from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.configured import sampling_of
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import PARTS, TorchEngine, draw
-from elasticrl.ppo.rollout.made import sampling_of
 from elasticrl.runtime.interrupt import GangError
 
 GAP = 1e-5  # nats, float32: between the cached forward passes of generation and the trainer's whole one (1e-7 to 1e-6 seen)

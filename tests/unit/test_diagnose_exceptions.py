@@ -5,7 +5,7 @@ import pytest
 from elasticrl.contract.evidence import Sign
 from elasticrl.contract.verdict import Confidence, Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
-from elasticrl.diagnose.exceptions import Place, sign_of
+from elasticrl.diagnose.exceptions import LastFrame, sign_of
 from elasticrl.diagnose.logs import Parser
 from elasticrl.diagnose.record import SHORT, candidates
 from elasticrl.diagnose.texts import TEXTS
@@ -141,6 +141,6 @@ def test_the_rows_that_may_match_are_those_whose_words_are_in_the_text(length: i
 
 def test_where_an_exception_ends_tells_a_library_from_the_program() -> None:
     said = "'Plugin' object has no attribute 'mesh'"
-    assert sign_of("AttributeError", said, Place("/env/site-packages/a/b.py", "call")) is Sign.MISFIT
-    assert sign_of("AttributeError", said, Place("/job/train.py", "main")) is Sign.MISTAKE
+    assert sign_of("AttributeError", said, LastFrame("/env/site-packages/a/b.py", "call")) is Sign.MISFIT
+    assert sign_of("AttributeError", said, LastFrame("/job/train.py", "main")) is Sign.MISTAKE
     assert sign_of("ChildFailedError", "", None) is None

@@ -40,7 +40,7 @@ from elasticrl.daemon.inquiry import Inquiry, of_its_gang
 from elasticrl.daemon.links import Reserved, Ways, results_of
 from elasticrl.daemon.machine import HUNG_S
 from elasticrl.daemon.secret import probe_token
-from elasticrl.daemon.shared import Desk, Place
+from elasticrl.daemon.shared import Desk, Site
 from elasticrl.diagnose import environment, health, incident, nvidia
 from elasticrl.diagnose.probe import HEAD, digest
 from elasticrl.diagnose.tail import Tail
@@ -66,7 +66,7 @@ def test_what_a_probe_prints_beside_its_results_is_passed_over() -> None:
 def test_a_probe_bears_what_nobody_without_the_secret_can_guess(tmp_path: Path) -> None:
     """Found by reading: it bore the job's name and the generation, and a forged answer can cost a node its seat."""
     secret = b"s" * 32
-    place = Place(node="n0", job="toy", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    place = Site(node="n0", job="toy", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
 
     async def asked() -> bytes:
         desk = Desk(Tree(job=Job(name="toy")), place, SimpleNamespace(info=lambda *_, **__: None))
@@ -193,11 +193,11 @@ def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were
     assert later.after(seen(3, 0.1, pid=8), 3.0, 1.0).took == (), "another process"
 
 
-def machine_of(folder: Path, files: dict[str, bytes]) -> Place:
+def machine_of(folder: Path, files: dict[str, bytes]) -> Site:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return Place(node="n00", job="j", host="127.0.0.1", runtime=folder, state=folder, disks={}, root=folder)
+    return Site(node="n00", job="j", host="127.0.0.1", runtime=folder, state=folder, disks={}, root=folder)
 
 
 def test_sockets_on_a_node_with_active_rdma_ports_are_said_once_and_elsewhere_not(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor
 
 def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_another(tmp_path: Path) -> None:
     life, posted = leader(), []
-    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    place = Site(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
     joined(node, posted.append, lambda: life.state)
 
@@ -395,7 +395,7 @@ def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
         History(),
         io.StringIO(),
     )
-    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    place = Site(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
 
     async def found() -> None:
         log = set_up(screen, pretty=False, tap=history)
@@ -427,7 +427,7 @@ def test_a_disk_that_takes_long_to_keep_an_incident_holds_nobody_up(
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.6), sync(file)))
     life, history = leader({"gpu_fault": "quarantine"}, health=Health(quarantine_share=0.1)), History()
-    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    place = Site(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
 
     async def longest() -> float:
         log = set_up(io.StringIO(), pretty=False, tap=history)
@@ -459,7 +459,7 @@ def test_the_linter_speaks_of_what_the_operator_has_set_and_not_of_ours(
             monkeypatch.delenv(name)
     conf = {"job": {"name": "j"}, "comm": {"profile": "ethernet"}, "agent": {"env": {"NCCL_TIMEOUT": "1800"}}}
     tree, screen = Tree.model_validate(conf), io.StringIO()
-    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    place = Site(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
     added = environment.PROFILES["ethernet"].apply({})
     spec = Spec(job="j", node="n00", program=("x.py",), log_dir=str(tmp_path), env={**added, **tree.agent.env})
     Inquiry(tree, place, log=set_up(screen, pretty=False), history=History()).lint(environment_of(spec))

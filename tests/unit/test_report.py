@@ -24,12 +24,12 @@ from elasticrl.core.judge.judge import judge
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
 from elasticrl.report.charts import COLOURS, DRAWN, TOLD, timed
-from elasticrl.report.left import Left, Took
+from elasticrl.report.owners import Unchosen
 from elasticrl.report.page import DARK, LIGHT, LISTED, page
 from elasticrl.report.read import read
 from elasticrl.report.story import Span, Story, heat, tell
 from elasticrl.report.text import clock, facts, human, text, within
-from elasticrl.report.whose import Unchosen
+from elasticrl.report.values import Left, Took
 from elasticrl.runtime.chronicle import Chronicle
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.data.ledger import Ledger

@@ -20,7 +20,7 @@ from elasticrl.contract.verdict import Fault
 from elasticrl.core.judge.judge import judge
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
-from elasticrl.daemon.shared import Place
+from elasticrl.daemon.shared import Site
 from elasticrl.runtime import bits
 from elasticrl.status.picture import picture
 from elasticrl.telemetry.log import set_up
@@ -32,7 +32,7 @@ class Led:
     """The leader's inquiry, and what it makes of the records."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        place = Place(node="n00", job="j", host="127.0.0.1", runtime=folder, state=folder, disks={})
+        place = Site(node="n00", job="j", host="127.0.0.1", runtime=folder, state=folder, disks={})
         self._life, self._posted, self._screen = leader(), [], io.StringIO()  # type: ignore[var-annotated]
         tree = Tree(job=Job(name="j"), node=Node(device=device))  # type: ignore[arg-type]
         self._inquiry = Inquiry(tree, place, log=set_up(self._screen, pretty=False), history=History())

@@ -18,10 +18,10 @@ from elasticrl.core.judge.meanings import (
     GOING_ON,
     HARD,
     MEANINGS,
-    OUTSIDE,
     PLAIN,
     SNAPSHOTS,
     TROUBLE,
+    UNCLAIMED,
     WAITS,
     WATCHDOGS,
 )
@@ -104,7 +104,7 @@ class Case:
         claimed = not witnessed(fact) and MEANINGS[fact.sign].soft and fact.sign is not Sign.HOST_MEMORY
         if claimed and fact.sign in EXPLAINS and any(mistaken(f) for f in here if f.rank == fact.rank):
             return False
-        return not (claimed and here) or any(f.sign not in OUTSIDE for f in here)
+        return not (claimed and here) or any(f.sign not in UNCLAIMED for f in here)
 
     @cached_property
     def accused(self) -> frozenset[int]:

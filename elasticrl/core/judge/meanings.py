@@ -361,7 +361,7 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
 ENDS = frozenset({Sign.KILLED, Sign.CRASHED, Sign.ABORTED, Sign.GONE})
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
 #: What a line that a program prints, and survives, cannot explain: the node or the kernel did it.
-OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
+UNCLAIMED = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.
 LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED, Sign.MISCOMPUTED, Sign.OTHER_FILES})
 #: Ends and silences that have nothing to do with how much room a disk has.

@@ -25,8 +25,8 @@ from elasticrl.config import loads
 from elasticrl.contract.model import REFUSED
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout.attend import Attendant, Limits
+from elasticrl.ppo.rollout.configured import home_of, sampling_of
 from elasticrl.ppo.rollout.engine import EngineFailed
-from elasticrl.ppo.rollout.made import home_of, sampling_of
 from elasticrl.ppo.rollout.service import Service
 from elasticrl.ppo.rollout.wire import SOCKET, Lost, Refused, Talk
 from elasticrl.runtime.context import Context

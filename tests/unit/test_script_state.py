@@ -11,8 +11,8 @@ from torch import nn
 
 import elasticrl
 from elasticrl.runtime.checkpoint.parts import Parts
-from elasticrl.runtime.given import Own, heads, parts_of, unlike
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.script_state import Own, heads, parts_of, unlike
 from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.errors import StateError
 from elasticrl.runtime.vault.holdings import newest_whole
@@ -94,7 +94,7 @@ def test_what_was_kept_by_three_ranks_comes_back_to_two_and_to_four(tmp_path: Pa
     [
         (
             {"sampler": Thing({"state": {"foo": Thing(1)}})},
-            "sampler.state.foo is a .*test_given.Thing, which could only be kept by pickling",
+            "sampler.state.foo is a .*test_script_state.Thing, which could only be kept by pickling",
         ),
         ({"sampler": Thing({"state": [{1, 2}]})}, "sampler.state.0 is a builtins.set"),
         ({"sampler": Thing({("a", 1): 2})}, r"sampler has a key \('a', 1\)"),

@@ -27,8 +27,8 @@ PER_RECORD = {"dpo": 2, "kto": 1, "sft": 1}  # answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A record's answers, without names. Example: Told(prompt=(12, 3, 13), answers=((3, 11), (4, 11)), good=(True, False))"""
+class Answered:
+    """A record's answers, without names. Example: Answered(prompt=(12, 3, 13), answers=((3, 11),), good=(True,))"""
 
     prompt: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
@@ -45,12 +45,12 @@ class Answers:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Told:
+    def __getitem__(self, number: int) -> Answered:
         prompt, *rest = self._rows[number]
         if self._algorithm == "dpo":
-            return Told(prompt=prompt, answers=tuple(rest), good=(True, False))
+            return Answered(prompt=prompt, answers=tuple(rest), good=(True, False))
         answer, label = (*rest, (1,))[:2]
-        return Told(prompt=prompt, answers=(answer,), good=(bool(label[0]),))
+        return Answered(prompt=prompt, answers=(answer,), good=(bool(label[0]),))
 
 
 class Feed:

@@ -14,11 +14,11 @@ class Unchosen(Exception):
     """Whose run is to be told is not known; the sentence says whose there are."""
 
 
-class Places:
+class Owners:
     """Whose what lies below a folder is. `said`: the jobs that a file names, or a folder as a whole.
 
-    >>> places = Places(Path("run"), {Path("run/log/a/n0.log"): {"a"}, Path("run/demo/log/n0.log"): {"b"}}, {"a", "b"})
-    >>> [places.of(Path("run") / each) for each in ("state/a/n0", "demo/history.jsonl", "history.jsonl")]
+    >>> owners = Owners(Path("run"), {Path("run/log/a/n0.log"): {"a"}, Path("run/demo/log/n0.log"): {"b"}}, {"a", "b"})
+    >>> [owners.of(Path("run") / each) for each in ("state/a/n0", "demo/history.jsonl", "history.jsonl")]
     ['a', 'b', None]
     """
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from gang_kit import Nodes
 
 from elasticrl.config.training import Data
-from elasticrl.ppo import given, models, tiny
+from elasticrl.ppo import answers, models, tiny
 from elasticrl.ppo.prompts import DataError
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.place import place
@@ -62,7 +62,7 @@ def outcome(gang: Nodes, algorithm: str) -> tuple[dict[int, str], list[dict[str,
     kept = open_checkpoint(where, where.names()[-1]).values
     cursor = Cursor(Segment.from_json(kept["data"]["segments"][-1]).walk)
     assert kept["buffer"]["head"]["recipe"] == cursor.recipe(), "rows are kept with what their step was made of"
-    assert (used.steps, used.samples) == (STEPS, STEPS * 32 // given.PER_RECORD[algorithm])
+    assert (used.steps, used.samples) == (STEPS, STEPS * 32 // answers.PER_RECORD[algorithm])
     notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
     told = ("step", "loss") if algorithm == "sft" else ("step", "preference_loss", "right")
     return dict(found.steps), [{name: note[name] for name in told} for note in notes]
@@ -136,15 +136,15 @@ def test_records_become_answers_that_end(conf, tmp_path):
     pair = {"prompt": "12", "chosen": "21", "rejected": [{"role": "assistant", "content": "1"}]}
     long = {"prompt": "12", "chosen": "123456", "rejected": "1"}
     for _ in range(2):  # made, and then kept
-        found = given.load(
+        found = answers.load(
             written(tmp_path, pair, long), tokenizer, algorithm="dpo", answer_tokens=4, keep=tmp_path / "keep"
         )
         assert (len(found), found.left_out) == (1, 1)
-        assert found[0] == given.Told(prompt=(12, 1, 2, 13), answers=((2, 1, 11), (1, 11)), good=(True, False))
+        assert found[0] == answers.Answered(prompt=(12, 1, 2, 13), answers=((2, 1, 11), (1, 11)), good=(True, False))
     single = {"prompt": "12", "completion": "21", "label": 0}
-    found = given.load(written(tmp_path, single), tokenizer, algorithm="kto", answer_tokens=4, keep=tmp_path / "keep")
+    found = answers.load(written(tmp_path, single), tokenizer, algorithm="kto", answer_tokens=4, keep=tmp_path / "keep")
     assert (found[0].answers, found[0].good) == (((2, 1, 11),), (False,))
-    found = given.load(written(tmp_path, single), tokenizer, algorithm="sft", answer_tokens=4)
+    found = answers.load(written(tmp_path, single), tokenizer, algorithm="sft", answer_tokens=4)
     assert (found[0].answers, found[0].good) == (((2, 1, 11),), (True,))
 
 
@@ -156,9 +156,9 @@ def test_answers_in_a_chat_end_as_a_turn_of_it_does_and_none_ends_twice(conf, tm
     asked = [{"role": "user", "content": "12"}]
     record = {"prompt": asked, "chosen": "21", "rejected": "1<eos>"}
     data, how = written(tmp_path, record, {**record, "prompt": "12"}), {"algorithm": "dpo", "answer_tokens": 4}
-    found = given.load(data, tokenizer, ends=(11, 12), **how)
-    assert found[0] == given.Told(prompt=(1, 2, 12, 13), answers=((2, 1, 12), (1, 11)), good=(True, False))
-    found = given.load(data.model_copy(update={"chat_template": False}), tokenizer, ends=(11, 12), **how)
+    found = answers.load(data, tokenizer, ends=(11, 12), **how)
+    assert found[0] == answers.Answered(prompt=(1, 2, 12, 13), answers=((2, 1, 12), (1, 11)), good=(True, False))
+    found = answers.load(data.model_copy(update={"chat_template": False}), tokenizer, ends=(11, 12), **how)
     assert [found[i].answers for i in (0, 1)] == [((2, 1, 12), (1, 11)), ((2, 1, 11), (1, 11))]
 
 
@@ -173,4 +173,4 @@ def test_answers_in_a_chat_end_as_a_turn_of_it_does_and_none_ends_twice(conf, tm
 def test_data_that_cannot_serve_say_why(conf, tmp_path, record, algorithm, said):
     tokenizer = models.tokenizer(conf["model"]["path"])
     with pytest.raises(DataError, match=said):
-        given.load(written(tmp_path, record), tokenizer, algorithm=algorithm, answer_tokens=4)
+        answers.load(written(tmp_path, record), tokenizer, algorithm=algorithm, answer_tokens=4)
