@@ -168,21 +168,16 @@ def _afar(host: str, slurm: str, address: str, within_s: float, *, as_json: bool
 
 
 def _told(found: "foreign.Look", *, as_json: bool) -> None:
-    from elasticrl.contract.verdict import Fault
     from elasticrl.diagnose import foreign, report
 
-    job, verdict = found.job, found.verdict
+    job = found.job
     if as_json:
-        told = report.plain(verdict, found.evidence)
+        told = report.plain(found.verdict, found.evidence)
         ranks = {str(rank): number for rank, number in job.ranks.items()}
         about = {
-            "job": job.name,
-            "world": job.world,
-            "ranks": ranks,
-            "gone": list(job.gone),
-            "moving": list(found.moving),
+            "job": job.name, "world": job.world, "ranks": ranks, "gone": list(job.gone), "moving": list(found.moving),
             "hosts": list(found.hosts),
-        }
+        }  # fmt: skip
         typer.echo(json.dumps({**told, **about, "said": found.said}, indent=2))
         return
     place = "there" if found.hosts else "here"
@@ -195,15 +190,8 @@ def _told(found: "foreign.Look", *, as_json: bool) -> None:
         show(f"MOVING   {moved}")
     if found.blind:
         show(f"BLIND    {found.blind}")
-    if verdict.fault is Fault.UNKNOWN:
-        show("VERDICT  no fault was seen")
-    else:
-        show(f"VERDICT  {verdict.fault} (confidence {verdict.confidence}): {verdict.cause}")
-        who = [*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]
-        show(f"CULPRIT  {', '.join(who) or 'unknown'}")
-        show(f"DO       {verdict.remedy}")
-    for fact in verdict.because:
-        show(f"  - {fact}")
+    for line in judged(found.verdict.plain(), "no fault was seen"):
+        show(line)
     if job.world and job.world > len(job.ranks) + len(job.gone):
         show("ALSO     other ranks run on other machines: ask there too, and look at the one that waits for nobody")
 
@@ -230,20 +218,24 @@ def live(told: Mapping[str, Any]) -> Iterator[str]:
     """What the daemon has answered, for people."""
     from elasticrl.contract.verdict import rank_names
 
-    verdict = told["verdict"]
     yield f"NOW      {told['said']}"
     if moved := told["moved"]:
         yield f"MOVING   {rank_names(moved)} made progress while this was asked"
     yield f"PLAN     {told['reason']}"
-    who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
-    if verdict["class"] == "unknown":
-        yield "VERDICT  no fault is known"
-    else:
-        yield f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}"
-        yield f"CULPRIT  {', '.join(who) or 'unknown'}"
-        yield f"DO       {verdict['remedy']}"
-    yield from (f"  - {fact}" for fact in verdict["because"])
+    yield from judged(told["verdict"], "no fault is known")
     if lasting := told["if_it_lasts"]:
         yield f"IF IT LASTS  {lasting['class']}: {lasting['cause']}"
     if before := told["before"]:
         yield f"BEFORE   {before['class']}: {before['cause']}"
+
+
+def judged(verdict: Mapping[str, Any], none: str) -> Iterator[str]:
+    """A verdict, as `Verdict.plain` has it; `none`: what is said where there is none."""
+    if verdict["class"] == "unknown":
+        yield f"VERDICT  {none}"
+    else:
+        who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
+        yield f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}"
+        yield f"CULPRIT  {', '.join(who) or 'unknown'}"
+        yield f"DO       {verdict['remedy']}"
+    yield from (f"  - {fact}" for fact in verdict["because"])

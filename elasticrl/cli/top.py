@@ -28,21 +28,8 @@ Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between 
 Once = Annotated[bool, typer.Option("--once", help="Look for so long, print one picture, and end.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, once.")]
 HEAD: Final = (
-    "node",
-    "rank",
-    "team",
-    "pid",
-    "state",
-    "step",
-    "a step",
-    "phase",
-    "for",
-    "waits",
-    "cpu",
-    "memory",
-    "moves",
-    "of the time",
-)
+    "node", "rank", "team", "pid", "state", "step", "a step", "phase", "for", "waits", "cpu", "memory", "moves", "of the time",
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -187,16 +174,15 @@ class Board:
                 if known.pid != beat.pid:
                     known.looks.clear()
                 known.pid, known.beat, known.rss = beat.pid, beat, process.memory
-                known.looks.append(
-                    Look(
-                        at=now,
-                        phase=beat.phase,
-                        waiting=beat.waiting,
-                        step=beat.step,
-                        bytes=beat.bytes,
-                        cpu_s=process.cpu_s,
-                    )
+                seen = Look(
+                    at=now,
+                    phase=beat.phase,
+                    waiting=beat.waiting,
+                    step=beat.step,
+                    bytes=beat.bytes,
+                    cpu_s=process.cpu_s,
                 )
+                known.looks.append(seen)
                 while known.looks[0].at < now - KEPT_S:
                     known.looks.popleft()
         for gone in self.seen.keys() - present:
