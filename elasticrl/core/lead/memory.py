@@ -14,18 +14,7 @@ from elasticrl.core.lead.probing import remembered, results_of
 from elasticrl.core.lead.scene import Scene
 from elasticrl.core.lead.stalls import silence
 from elasticrl.core.node import dossier
-from elasticrl.core.node.state import (
-    Custody,
-    Dossier,
-    Ends,
-    Failures,
-    Formation,
-    Lead,
-    Paces,
-    Presence,
-    Probes,
-    Stalls,
-)
+from elasticrl.core.node.state import Custody, Dossier, Ends, Failures, Formation, Lead, Paces, Presence, Probes, Stalls
 
 HOUR_S = 3600.0
 FORMED = (Work.TRAINING, Work.STALLED, Work.DONE)  # who says one of these has been through the gang's first collective
@@ -146,9 +135,7 @@ def _failures(scene: Scene) -> Mapping[str, Failures]:
     failures = {node: failed for node, failed in known.items() if trains.get(node, -1) <= failed.step}
     for record in scene.doing[Work.FAILED]:
         node, left, last = record.member.node, record.exit, failures.get(record.member.node)
-        if left is None or left.generation != record.generation:
-            continue
-        if not scene.blames_its_node(record):
+        if left is None or left.generation != record.generation or not scene.blames_its_node(record):
             continue
         # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
         if last is None or (left.step > last.step and record.member not in scene.on_their_way):

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import filterfalse
 from math import inf
 from operator import is_
+from typing import TypeVar
 
 from elasticrl.base.value import dataclass
 from elasticrl.contract import versions
@@ -41,6 +42,7 @@ from elasticrl.core.node.rows import Fate, Rows, member_of, rows_of, step_of
 from elasticrl.core.node.state import Lead
 from elasticrl.core.node.suspect import Conviction, conviction, neighbours, split
 
+T = TypeVar("T")
 BACK_TTLS = 3  # so many leases long a member that is heard may be without one
 
 
@@ -54,6 +56,12 @@ class Move:
     why: str = ""
     verdict: Verdict | None = None  # on what the plan answers
     inspect: bool = False  # ask everybody where his workers are
+
+
+class timeless(cached_property[T]):  # noqa: N801 - as the one that it is
+    """What follows from the facts alone, without the leader's memory. (`candidates` asks it who is doubted: those whom a newer
+    memory adds are convicted, and no candidates in any case.)
+    """
 
 
 @dataclass(frozen=True)  # no slots: what is derived from the facts is computed once, on first use
@@ -87,7 +95,7 @@ class Scene:
         """Does waiting begin anew, for a new plan's sake, or as what was waited for may not have come through?"""
         return self.new_plan or self.deaf
 
-    @cached_property
+    @timeless
     def records(self) -> Mapping[str, Record]:
         """Everybody's record, by node. One of a life before the seated one's is none: a store that was set back shows those."""
         records, plan = self.view.records or {}, self.plan
@@ -97,25 +105,25 @@ class Scene:
         old = {s.member.node for s, record in of if record and record.member.incarnation < s.member.incarnation}
         return {node: record for node, record in records.items() if node not in old} if old else records
 
-    @cached_property
+    @timeless
     def _found(self) -> tuple[Record | None, ...]:
         """What lies in the store under each seat's node, in rank order. (A pass over all without a word of Python for each.)"""
         return tuple(map((self.view.records or {}).get, self.plan.seated)) if self.plan else ()
 
-    @cached_property
+    @timeless
     def _same_lives(self) -> bool:
         """Is there a record of each seat's own life, as mostly?"""
         found = self._found
         return self.plan is not None and all(found) and all(map(is_, map(member_of, found), self.plan.members))
 
-    @cached_property
+    @timeless
     def ranked(self) -> tuple[Record | None, ...]:
         """What each seat's node says of itself, in rank order."""
         if self.plan is None or self.records is self.view.records:
             return self._found
         return tuple(map(self.records.get, self.plan.seated))
 
-    @cached_property
+    @timeless
     def rows(self) -> Rows | None:
         """The same, with what follows from it."""
         return rows_of(self.plan, self.ranked, self.lead.rows) if self.plan else None
@@ -134,12 +142,12 @@ class Scene:
         """Was what is wanted of the job wanted before that revision?"""
         return 0 < self.view.intent_revision <= since
 
-    @cached_property
+    @timeless
     def conviction(self) -> Conviction:
         """Whom the neighbours hold to be dead or cut off."""
         return conviction(self.view, self.settings.membership.neighbours)
 
-    @cached_property
+    @timeless
     def held(self) -> Mapping[str, Quarantine]:
         """Quarantines that apply, by node."""
         records, quarantines = self.records, self.view.quarantines or {}
@@ -153,7 +161,7 @@ class Scene:
         """
         return frozenset(self.held) | self.lead.custody.confining.keys()
 
-    @cached_property
+    @timeless
     def apart(self) -> Mapping[str, frozenset[str]]:
         """Nodes to which a way is known to be cut, each with the others. One end of it stays out, until a test of it passes."""
         found: dict[str, frozenset[str]] = {}
@@ -181,7 +189,7 @@ class Scene:
             return self.trained
         return any(record.member == member for record in self.candidates)
 
-    @cached_property
+    @timeless
     def bits(self) -> str:
         """What decides the job's bits: the fingerprint in its plan, before the first the commonest.
 
@@ -192,7 +200,7 @@ class Scene:
         common = Counter(record.bits for record in self.records.values() if record.bits).most_common()
         return min((bits for bits, n in common if n == common[0][1]), default="")
 
-    @cached_property
+    @timeless
     def wire(self) -> str:
         """What those speak who go on; where nobody does, what most speak. Of a gang all speak the same."""
         going = (record for seat in self.kept if (record := self.record_of(seat)))
@@ -235,7 +243,7 @@ class Scene:
         """Has a step been sealed in this generation, as its members tell? That stays true whoever is lost afterwards."""
         return self.rows is None or self.made >= self.rows.plan.generation or bool(self.rows.sealed)
 
-    @cached_property
+    @timeless
     def fates(self) -> tuple[Fate, ...]:
         """One for each seat of the present plan, in rank order. (Of thousands most go on, for which `_fate` is not asked.)"""
         seats = self.plan.seats if self.plan else ()
@@ -244,7 +252,7 @@ class Scene:
             fates[place] = self._fate(seats[place])
         return tuple(fates)
 
-    @cached_property
+    @timeless
     def _doubtful(self) -> Collection[int]:
         """Places of the seats that may not simply go on, as their own records say, or others'."""
         if self.plan is None or self.rows is None:
@@ -255,12 +263,12 @@ class Scene:
         suspect = (seat_at[node] for node in (*self.conviction.guilty, *self.held) if node in seat_at)
         return sorted(self.rows.doubtful.union(suspect))
 
-    @cached_property
+    @timeless
     def amiss(self) -> tuple[int, ...]:
         """Places of the seats that are lost, or that fresh processes keep."""
         return tuple(place for place in self._doubtful if self.fates[place].seat is None or self.fates[place].fresh)
 
-    @cached_property
+    @timeless
     def missing(self) -> int:
         """How many seats' nodes have no record."""
         return 0 if all(self.ranked) else sum(record is None for record in self.ranked)
@@ -285,7 +293,7 @@ class Scene:
         """When a new leader takes members without a record for dead, however many they are."""
         return self.lead.since + self.settings.membership.rejoin_s
 
-    @cached_property
+    @timeless
     def unregistered(self) -> frozenset[Member]:
         """Members whose lease has ended though the gang trains and their neighbours hear them: for a while each may come back.
 
@@ -344,7 +352,7 @@ class Scene:
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
         return Fate(seat=replace(seat, born=born))
 
-    @cached_property
+    @timeless
     def kept(self) -> tuple[Seat, ...]:
         """The seats that go on, in their order."""
         if self.plan and not self._doubtful:
@@ -357,7 +365,7 @@ class Scene:
         seat = self.fates[place].seat if place is not None else None
         return seat is not None and seat.member == member
 
-    @cached_property
+    @timeless
     def candidates(self) -> tuple[Record, ...]:
         """Who could take a seat now, by name."""
         ready = filter(self.ready, self._seatless)
@@ -388,7 +396,7 @@ class Scene:
         fits = record.bits == self.bits or self.settings.exact != "require"
         return trusted and fits and versions.wire(record) == self.wire
 
-    @cached_property
+    @timeless
     def coming(self) -> bool:
         """Is somebody in sight who has no seat, and gets ready?"""
         return any(
@@ -405,7 +413,7 @@ class Scene:
         record = self.record_of(seat)
         return record.vault if record and record.member == seat.member and record.vault else seat.vault
 
-    @cached_property
+    @timeless
     def newest(self) -> int:
         """The newest step that the seats have told of, or that is on disk."""
         return max(self.view.committed, max(map(step_of, filter(None, self.ranked)), default=0))
@@ -431,7 +439,7 @@ class Scene:
 
         return tuple(record for spare in spares if (record := self.record_of(spare)) and record.member == spare.member)
 
-    @cached_property
+    @timeless
     def doing(self) -> Mapping[Work, tuple[Record, ...]]:
         """What the seats' nodes report under the present generation, in rank order. (One pass over all, for every rule.)"""
         return self.rows.doing() if self.rows else dict.fromkeys(Work, ())
@@ -746,28 +754,4 @@ def seat_for(record: Record, born: int) -> Seat:
     )
 
 
-# What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
-TIMELESS = frozenset(
-    {
-        "records",
-        "_found",
-        "_same_lives",
-        "ranked",
-        "rows",
-        "newest",
-        "conviction",
-        "held",
-        "apart",
-        "bits",
-        "wire",
-        "_doubtful",
-        "fates",
-        "amiss",
-        "kept",
-        "candidates",
-        "coming",
-        "doing",
-        "missing",
-        "unregistered",
-    }
-)
+TIMELESS = frozenset(name for name, each in vars(Scene).items() if isinstance(each, timeless))

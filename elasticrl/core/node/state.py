@@ -78,9 +78,7 @@ class Stalls:
     since: float | None = None  # when members began to report stalls with nobody to blame
     asked: int = 0  # the newest request to look at workers at that time
     excused_at: float = -inf  # when those who wait in a collective were last excused
-    silent: tuple[float, int] | None = (
-        None  # when, and after which request to look, a script's log was last found silent
-    )
+    silent: tuple[float, int] | None = None  # when a log was last found silent, and after which request to look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +196,7 @@ class State:
     lost_since: float | None = None  # since when the store has known less of the job than this node
     vacant_since: float | None = None  # since when there has been no leader, or only a convicted one
     lead: Lead | None = None  # present while this node leads
-    sent: Mapping[Hashable, tuple[Action, float]] = field(
-        default_factory=dict
-    )  # decided, and not yet seen to have worked
+    sent: Mapping[Hashable, tuple[Action, float]] = field(default_factory=dict)  # decided, not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
     calm_until: float = field(default=-inf, compare=False)  # until when only its record and its lease can want anything
 
