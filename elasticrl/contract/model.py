@@ -298,7 +298,7 @@ class Stall:
     def __str__(self) -> str:
         if self.silent:
             # Without how long: it may last for hours, and is shown anew when it changes.
-            return f"its log tells of no progress: a line was expected within {self.budget_s:.0f} s"
+            return f"its log shows no progress: a line was expected within {self.budget_s:.0f} s"
         state = "stopped" if self.stopped else "stalled"
         return f"{state} in {self.phase} for {self.for_s:.1f} s (budget {self.budget_s:.1f} s)"
 

@@ -204,7 +204,7 @@ def test_a_log_with_a_rhythm_has_a_budget(at: Rhythm | None, budget_s: float | N
     else:
         assert late.stall is not None
         assert (late.stall.silent, late.stall.waiting, late.stall.budget_s) == (True, True, budget_s)
-        assert str(late.stall) == f"its log tells of no progress: a line was expected within {budget_s:.0f} s"
+        assert str(late.stall) == f"its log shows no progress: a line was expected within {budget_s:.0f} s"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_where_no_rank_stands_out_it_is_said_that_only_the_silence_is_known() ->
     life.seen(70.1, "asked", look=1, look_revision=90)
     life.at(70.2, Found(now=0, scene=90))
     (advice,) = life.view.own.advice  # type: ignore[union-attr]
-    assert advice.startswith("A script's log tells of no progress, and no rank stands out")
+    assert advice.startswith("The script's log shows no progress, and no rank stands out")
 
 
 def test_a_silent_log_is_told_to_the_store_as_seldom_as_a_step() -> None:
