@@ -141,7 +141,7 @@ def test_a_daemon_that_knows_no_more_than_a_set_back_store_leaves_newer_workers_
     life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=1, warm=True, step=12))
     life.seen(1.1, "an older plan", plan=replace(training().view.plan, generation=4, phase=Phase.STOP, exit_code=75))
     assert not [a for a, _ in life.state.sent.values() if isinstance(a, orders.Halt | events.Leave | orders.Launch)]
-    assert "told of generation 9, of which the store knows nothing (it shows 4)" in life.state.reason
+    assert "follow generation 9, of which the store knows nothing (it shows 4)" in life.state.reason
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -248,7 +248,7 @@ def test_before_such_a_job_ends_it_waits_until_whoever_has_gone_would_be_known(s
     life = Life("n00/1", settings)
     before = Strike(cause=failed(REFUSED.cause), step=7, count=2, unblamed=2)
     assert ends(life, gone("n01"), strike=before) is None
-    assert "waiting for word of who it was" in life.state.reason
+    assert "waiting to learn which one was lost" in life.state.reason
     life.leased(9.0)
     life.at(13.8, Tick(now=0))
     assert plans(life) is None

@@ -285,7 +285,7 @@ def _follow(
     if alive(workers) and workers.generation > plan.generation:
         # A daemon that began just now, beside workers that train on. Somebody knows their plan, and writes it again.
         newer = f"generation {workers.generation}, of which the store knows nothing (it shows {plan.generation})"
-        return Wish(kill, reason=f"the workers here already follow generation {newer}; waiting for its plan")
+        return Wish(kill, reason=f"the workers here follow {newer}; waiting for its plan")
     if plan.phase is Phase.STOP:
         return _stop(state, plan, now)
     if seat is None:
