@@ -418,7 +418,12 @@ class Replicated(Strategy):
                 self._finish_tree(self._inbox[b], whole)
                 if away:
                     grad.copy_(whole)
-            self._spare[b] += [row for row in filling.fold.parts.values() if row is not NOTHING]
+            # Taken out of the tree: where a later bucket's wait is cut short, a row that is in both would be given to two lanes
+            # of the next generation. Found by kills beside load, in a model of several buckets.
+            while filling.fold.parts:
+                _, row = filling.fold.parts.popitem()
+                if row is not NOTHING:
+                    self._spare[b].append(row)
         self._start()
 
     def _finish_tree(self, inbox: torch.Tensor, grad: torch.Tensor) -> None:

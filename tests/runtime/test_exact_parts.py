@@ -176,6 +176,35 @@ def test_an_update_that_is_given_up_leaves_everything_as_it_was_and_can_be_made_
     assert outcomes[0] == outcomes[1]
 
 
+def test_rows_of_an_update_that_is_cut_short_between_two_buckets_are_given_on_once_each():
+    # Found by kills beside load: two lanes of the next generation shared a row, and the sum of their gradients was another.
+    class Cut(Exception):
+        pass
+
+    def cut(name: str) -> None:
+        if name == "reduce":  # in the middle of the buckets
+            raise Cut
+
+    model = fresh().eval()
+    strategy = replicated(model, bucket_bytes=2048, point=cut)
+    assert len(strategy.buckets) > 2
+    for turn in strategy.turns:
+        lane(strategy, turn, model)
+    with pytest.raises(Cut):
+        strategy.update()
+    rows = strategy.rows
+    strategy.close()
+    digests = []
+    for kept in (rows, None):
+        strategy = replicated(model, bucket_bytes=2048, rows=kept)
+        for turn in strategy.turns:
+            lane(strategy, turn, model)
+        strategy.reduce()
+        digests.append(strategy.shard.grad.clone())
+        strategy.close()
+    assert torch.equal(*digests)
+
+
 def test_a_strategy_that_is_closed_and_let_go_of_is_gone_at_once():
     model = fresh().eval()
     strategy = replicated(model)
