@@ -98,13 +98,14 @@ class Replicated(Strategy):
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
         group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
         shard: Shard | None = None, offload: bool = False, team: Team | None = None, tokens: Tokens | None = None,
-        rows: Rows | None = None,
+        rows: Rows | None = None, fills: bool = False,
     ) -> None:  # fmt: skip
         """With a `team` the model is one that its members have cut up between them: see `runtime.team`. With `tokens` each of
         its passes is for some of a lane's tokens: see `runtime.tokens`.
 
         `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept. `rows` are those
-        of an earlier generation, which stay where they are, with the parameters that they hold.
+        of an earlier generation, which stay where they are, with the parameters that they hold. With `fills` all of the state
+        is filled before anybody computes with it: without such parameters those of the model are worth nothing.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
@@ -126,14 +127,17 @@ class Replicated(Strategy):
         host = torch.device("cpu") if offload else self._device
         by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
         old = None if team else shard or (rows.shard if rows else None)
-        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old)
+        self._shard = (
+            shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old, fills=fills)
+        )
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
         if rows is None or rows.buckets != self.buckets:
             rows = None
         self.shows = rows.version if rows else None
         self._rows = [self._store(i, rows.params[i] if rows else None) for i in range(len(self.buckets))]
         self._flat = [row[: part * deal.world] for row, part in zip(self._rows, self._parts, strict=True)]
-        self._adopt(fill=not kept)
+        blank = fills and self.shows is None
+        self._adopt(fill=not kept and not blank, carry=not blank)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
         self._hooks: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
@@ -226,7 +230,7 @@ class Replicated(Strategy):
             for row in (self._boxes[b], *(row.flat for row in self._spare[b])):
                 row.zero_()
         self._shard.touch()
-        made = replace(self.rows, shard=self._shard)
+        made = replace(self.rows, shard=self._shard, params=tuple(self._rows))
         self.close()
         return made
 
@@ -240,20 +244,26 @@ class Replicated(Strategy):
         """Memory for a bucket's parameters. A gang of another size needs some units more or fewer: there are some to spare."""
         if kept is not None and kept.numel() >= self._parts[bucket] * self.deal.world:
             return kept
-        return torch.zeros(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
+        store = torch.empty(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
+        for gap in _gaps(self.buckets[bucket], store.numel()):
+            store[gap] = 0
+        return store
 
     def _room_of(self, bucket: int) -> int:
         return max(self._parts[bucket] * self.deal.world, up(self.buckets[bucket].size) + SPARE)
 
-    def _adopt(self, *, fill: bool) -> None:
-        """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
+    def _adopt(self, *, fill: bool, carry: bool) -> None:
+        """Moves the parameters into the flat rows, with their values if those are worth it (`carry`), and these into this
+        rank's shard if it is to be filled.
+        """
         at = 0
         params = iter(self.params)
         for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
             for (_, shape, begin), param in zip(bucket.params, params, strict=False):
                 place = flat[begin : begin + prod(shape)]
                 if local(param).data_ptr() != place.data_ptr():
-                    place.copy_(local(param).detach().reshape(-1))
+                    if carry:
+                        place.copy_(local(param).detach().reshape(-1))
                     lie_in(param, place.view(shape))
             if fill:
                 self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
@@ -282,11 +292,9 @@ class Replicated(Strategy):
 
     def _row_of(self, b: int, store: torch.Tensor) -> _Row:
         """Zeros where no parameter is, since padding is sent and added too."""
-        flat, params, at = store[: self._flat[b].numel()], self.buckets[b].params, 0
-        for _, shape, begin in params:
-            flat[at:begin] = 0
-            at = begin + prod(shape)
-        flat[at:] = 0
+        flat, params = store[: self._flat[b].numel()], self.buckets[b].params
+        for gap in _gaps(self.buckets[b], flat.numel()):
+            flat[gap] = 0
         return _Row(store, flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
 
     def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
@@ -549,3 +557,18 @@ class Replicated(Strategy):
                 works.append(all_gather_single(flat, mine, group=self.group, async_op=True))
         for work in works:
             work.wait()
+
+
+def _gaps(bucket: Bucket, size: int) -> Iterator[slice]:
+    """Of so much memory what no parameter of the bucket lies in.
+
+    >>> list(_gaps(Bucket(params=(("a", (3, 2), 0), ("b", (5,), 8)), size=13), 16))
+    [slice(6, 8, None), slice(13, 16, None)]
+    """
+    at = 0
+    for _, shape, begin in bucket.params:
+        if at < begin:
+            yield slice(at, begin)
+        at = begin + prod(shape)
+    if at < size:
+        yield slice(at, size)

@@ -315,13 +315,14 @@ def test_a_difference_in_bits_is_said_in_words():
     assert difference(Bits(**{**values, "device": "Other", "probe": ours.probe}), ours) is None
 
 
-def test_a_shard_that_is_cut_anew_takes_what_it_had_and_says_what_it_lacks():
+@pytest.mark.parametrize("fills", [False, True])
+def test_a_shard_that_is_cut_anew_takes_what_it_had_and_says_what_it_lacks(*, fills: bool):
     params = [("a", (1000,)), ("b", (37, 11)), ("c", (5,))]
     rule = AdamW()
 
     def shard(world: int, rank: int, old: Shard | None = None) -> Shard:
         cut = striped(buckets(params, 700), world)
-        return Shard(cut, rank, lambda _: rule, dtype=torch.float32, device=torch.device("cpu"), old=old)
+        return Shard(cut, rank, lambda _: rule, dtype=torch.float32, device=torch.device("cpu"), old=old, fills=fills)
 
     for before, rank, after, now in (
         (3, 0, 2, 0),
@@ -336,11 +337,13 @@ def test_a_shard_that_is_cut_anew_takes_what_it_had_and_says_what_it_lacks():
             for row in range(3):
                 old.state[row, piece.there] = torch.arange(piece.start, piece.stop) + 10_000.0 * row
         old.version = 7
+        for spent in (old.next, old.grad):
+            spent.fill_(float("nan"))
         new = shard(after, now, old)
         lacks = new.take_over(old, 7)
         new.clear()
         for row, piece in lacks:
-            assert not new.state[row, piece.there].any(), "it is nowhere here"
+            assert fills or not new.state[row, piece.there].any(), "it is nowhere here"
             new.state[row, piece.there] = torch.arange(piece.start, piece.stop) + 10_000.0 * row
         covered = torch.zeros(new.layout.size, dtype=torch.bool)
         for piece in new.pieces:
@@ -349,6 +352,7 @@ def test_a_shard_that_is_cut_anew_takes_what_it_had_and_says_what_it_lacks():
                 assert torch.equal(new.state[row, piece.there], torch.arange(piece.start, piece.stop) + 10_000.0 * row)
         assert not new.state[:, ~covered].any()
         assert not new.next[:, ~covered].any()
+        assert fills or not new.grad.any()
         both = {(piece.name, n) for piece in old.pieces for n in range(piece.start, piece.stop)}
         mine = {(piece.name, n) for piece in new.pieces for n in range(piece.start, piece.stop)}
         assert {(p.name, n) for _, p in lacks for n in range(p.start, p.stop)} == mine - both
