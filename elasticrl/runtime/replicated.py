@@ -164,6 +164,8 @@ class Replicated(Strategy):
             self._spare[b] = [self._row_of(b, leaf) for leaf in leaves if leaf.numel() >= self._flat[b].numel()]
         for param in self.params:
             param.grad = None
+        self._asked = False  # all were asked who has the parameters, and
+        self._coming: list[dist.Work] | None = None  # these bring them; None: too few have them
         self._start()
 
     @property
@@ -512,21 +514,34 @@ class Replicated(Strategy):
                 at += rows * piece.count
         return lacks
 
+    def show_ahead(self) -> None:
+        """As Strategy.show_ahead."""
+        self._asked, self._coming = True, self._begin_show(has=self.shows is not None)
+
     def show(self) -> None:
         """As Strategy.show. Who has the parameters keeps them, and those who have them send them to the others, each a part."""
-        mine = torch.tensor([float(self.shows == self.shard.version)], dtype=torch.float64, device=self.wire)
-        have = [bool(part[0]) for part in gather(mine, [1] * self.deal.world, self.group)]
-        givers = [rank for rank, has in enumerate(have) if has]
-        if len(givers) == self.deal.world:
-            return
-        if 2 * len(givers) < self.deal.world:  # then an all-gather moves less
+        works = self._coming if self._asked else self._begin_show(has=self.shows == self.shard.version)
+        self._asked, self._coming = False, None
+        if works is None:
             self.publish()
             return
-        self.shows = None
-        works = [self._hand_on(flat, givers) for flat in self._flat]
         for work in works:
             work.wait()
         self.shows = self.shard.version
+
+    def _begin_show(self, *, has: bool) -> list[dist.Work] | None:
+        """None where too few have the parameters: then an all-gather of the shards moves less. Until they have come nobody
+        shows any: where that is cut short, a late peer may still read or write here, and `rows` does not give this memory on.
+        """
+        mine = torch.tensor([float(has)], dtype=torch.float64, device=self.wire)
+        have = [bool(part[0]) for part in gather(mine, [1] * self.deal.world, self.group)]
+        givers = [rank for rank, had in enumerate(have) if had]
+        if len(givers) == self.deal.world:
+            return []
+        if 2 * len(givers) < self.deal.world:
+            return None
+        self.shows = None
+        return [self._hand_on(flat, givers) for flat in self._flat]
 
     def _hand_on(self, flat: torch.Tensor, givers: list[int]) -> dist.Work:
         """A bucket's parameters, from those who have them to those who do not."""

@@ -50,6 +50,9 @@ def restore(
         here = spread(generation, given, agreed)
         mark("spread")
         given.capture(progress, keeper.ledger)
+        if agreed.remembered:  # the parameters come over the gang beside what comes from the vaults
+            for role in given.roles.values():
+                role.live.show_ahead()
         try:
             _Fill(generation, keeper, given, progress, agreed).all_but(here)
             break
