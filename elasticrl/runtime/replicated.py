@@ -24,6 +24,7 @@ from elasticrl.runtime.group import settle
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import UNIT, Bucket, Piece, buckets, common, striped, up
 from elasticrl.runtime.names import parameters
+from elasticrl.runtime.pages import Touch
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
 from elasticrl.runtime.team import cuts_of, lie_in, local, local_grad, whole_name
@@ -164,6 +165,7 @@ class Replicated(Strategy):
             self._spare[b] = [self._row_of(b, leaf) for leaf in leaves if leaf.numel() >= self._flat[b].numel()]
         for param in self.params:
             param.grad = None
+        self._touch: Touch | None = None
         self._asked = False  # all were asked who has the parameters, and
         self._coming: list[dist.Work] | None = None  # these bring them; None: too few have them
         self._start()
@@ -205,6 +207,8 @@ class Replicated(Strategy):
         """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
         for hook in self._hooks:
             hook.remove()
+        if self._touch is not None:
+            self._touch.end()
         self._filling.clear()  # they refer to us: without them all rows go at once, and not when Python next looks for circles
 
     @property
@@ -235,6 +239,15 @@ class Replicated(Strategy):
         made = replace(self.rows, shard=self._shard, params=tuple(self._rows))
         self.close()
         return made
+
+    def touch(self) -> Touch | None:
+        """Has what a first step writes come meanwhile. None where memory takes no time."""
+        if self.wire.type == "cpu":
+            for b, spare in enumerate(self._spare):
+                spare += [self._room(b) for _ in range(len(self._subtrees[self.rank]) - len(spare))]
+            new = [self._shard.next, self._shard.grad, *(self._inbox if self.group is not None else ())]
+            self._touch = Touch([*new, *(row.flat for spare in self._spare for row in spare)])
+        return self._touch
 
     def _leaves(self, b: int) -> Iterator[torch.Tensor]:
         filling = self._filling[b]

@@ -65,6 +65,8 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
             name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills or whole, rows=rows
         )
         generation.fills = False
+        if isinstance(role.strategy, Replicated):
+            role.strategy.touch()
         if whole and isinstance(role.strategy, Replicated) and role.strategy.shows is None:
             given.hollow = True  # until all is restored
         if count is None or role.strategy.shows != count:
