@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 POPULATE_WRITE: Final = 23  # of madvise: as a write to each page would, and what is there stays
-AT_ONCE: Final = 64 << 20  # bytes; between two such parts the thread may be told to end
+AT_ONCE: Final = 16 << 20  # bytes; between two such parts the thread may be told to end
 LITTLE: Final = 16 << 20  # not worth a thread
 
 
