@@ -65,7 +65,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.moved import Counters, Processes, Used, loopback_bandwidth, memory_bandwidth
+from bench.moved import Counters, Processes, Used, loopback_bandwidth, memory_bandwidth, new_memory_bandwidth
 from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.errors import Late
 from chaos.live.local import Job, Sealed, parse
@@ -518,7 +518,7 @@ def must_move(fault: str, *, params: int = 0, state: int = 0, world: int = len(N
 def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json: bool, **where: Any) -> int:
     """Each fault at each size, against its floor."""
     watch = Watch()
-    speeds = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}
+    speeds, new = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}, new_memory_bandwidth()
     found: dict[str, dict[str, list[Cost]]] = {}
     asked = {", ".join(f"{count:.0e} {name}" for name, count in size.items()): size for size in sizes}
     for number in range(trials):
@@ -539,7 +539,7 @@ def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json
             {
                 "bench": "recovery by size",
                 "rows": rows,
-                "bandwidth": speeds,
+                "bandwidth": {**speeds, "new memory": new},
                 "noise": watch.noise(),
                 "machine": watch.machine(),
             }
@@ -554,7 +554,7 @@ def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json
             for row in rows
         ]  # fmt: skip
         notes = [f"{row['size']}, {row['fault']}: {ways(row)}" for row in rows]
-        rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in speeds.items())
+        rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in (*speeds.items(), ("new memory", new)))
         notes += [rates, f"load {os.getloadavg()[0]:.1f}", watch.noise()]
         heads = (
             "size", "fault", "recovery", "again", "rest", "stall", "bytes moved", "floor", "goal of rest", "rest / floor",
