@@ -157,6 +157,7 @@ class Replicated(Strategy):
             else torch.empty(come * part, dtype=dtype, device=self.wire)
             for box, part in zip(boxes, self._parts, strict=True)
         ]
+        self._new = [] if group is None else [new for new, old in zip(self._boxes, boxes, strict=True) if new is not old]
         self._inbox = [box[: come * part].view(come, part) for box, part in zip(self._boxes, self._parts, strict=True)]
         self._spare: list[list[_Row]] = [[] for _ in self.buckets]
         self._names = [name for bucket in self.buckets for name, _, _ in bucket.params]
@@ -241,12 +242,14 @@ class Replicated(Strategy):
         return made
 
     def touch(self) -> Touch | None:
-        """Has what a first step writes come meanwhile. None where memory takes no time."""
+        """Has the new memory come meanwhile that a first step writes to. None where memory takes no time."""
         if self.wire.type == "cpu":
+            new = [*self._shard.new(), *self._new]
             for b, spare in enumerate(self._spare):
-                spare += [self._room(b) for _ in range(len(self._subtrees[self.rank]) - len(spare))]
-            new = [self._shard.next, self._shard.grad, *(self._inbox if self.group is not None else ())]
-            self._touch = Touch([*new, *(row.flat for spare in self._spare for row in spare)])
+                made = [self._room(b) for _ in range(len(self._subtrees[self.rank]) - len(spare))]
+                new += [row.flat for row in made]
+                spare.extend(made)
+            self._touch, self._new = Touch(new), []
         return self._touch
 
     def _leaves(self, b: int) -> Iterator[torch.Tensor]:

@@ -64,6 +64,17 @@ class Shard:
         if old is None:
             self.clear()
         self._other: int | None = None  # the version that the other row holds whole
+        # Of the next version and of the gradient, what no earlier shard has had.
+        had = old.layout.size if old is not None else 0
+        self._new = [
+            self._after[len(self.rows) * had if self._after is state else 0 : count],
+            self._grad[had if self._grad is grad else 0 : layout.size],
+        ]
+
+    def new(self) -> list[torch.Tensor]:
+        """Memory that the first update writes to and that the machine has not given yet. Told once."""
+        found, self._new = [part for part in self._new if part.numel()], []
+        return found
 
     @property
     def _stores(self) -> tuple[torch.Tensor, ...]:
@@ -178,6 +189,7 @@ class Shard:
     def touch(self) -> None:
         """Has the machine give it all of its memory now."""
         self.next.zero_()
+        self._new = []
 
     def take_over(self, other: Shard, version: int) -> list[tuple[int, Piece]]:
         """What of that version lies in a shard that was cut in another way, copied from there. Returns what it lacks: rows, and

@@ -9,9 +9,11 @@ from torch import nn
 
 from elasticrl.runtime import pages
 from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.layout import buckets, striped
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.pages import Touch
 from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.shard import Shard
 
 COUNT = 16 << 20  # elements: 64 MiB, which torch has from the machine for itself
 PAGES = COUNT * 4 // 4096
@@ -61,3 +63,21 @@ def test_a_first_update_finds_its_memory(*, touched: bool) -> None:
     found = faults(step)
     assert found < 3 * PAGES // 2 if touched else found > 3 * PAGES, found
     strategy.close()
+
+
+def test_memory_of_an_earlier_shard_is_not_touched_again() -> None:
+    def shard(world: int, old: Shard | None = None) -> Shard:
+        cut = striped(buckets([("p", (12_000,))], 4_000), world)
+        return Shard(cut, 0, lambda _name: AdamW(), dtype=torch.float32, device=torch.device("cpu"), old=old)
+
+    first = shard(3)
+    size = first.layout.size
+    assert [part.numel() for part in first.new()] == [3 * size, size]
+    assert not first.new(), "told once"
+    again = shard(3, first)
+    assert not again.new()
+    larger = shard(2, again)
+    more = larger.layout.size - size
+    found = larger.new()
+    assert [part.numel() for part in found] == [3 * more, more]
+    assert found[0].data_ptr() == larger.next.data_ptr() + 3 * size * 4, "what lies behind the old one"
