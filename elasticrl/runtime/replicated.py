@@ -157,7 +157,9 @@ class Replicated(Strategy):
             else torch.empty(come * part, dtype=dtype, device=self.wire)
             for box, part in zip(boxes, self._parts, strict=True)
         ]
-        self._new = [] if group is None else [new for new, old in zip(self._boxes, boxes, strict=True) if new is not old]
+        self._new = (
+            [] if group is None else [new for new, old in zip(self._boxes, boxes, strict=True) if new is not old]
+        )
         self._inbox = [box[: come * part].view(come, part) for box, part in zip(self._boxes, self._parts, strict=True)]
         self._spare: list[list[_Row]] = [[] for _ in self.buckets]
         self._names = [name for bucket in self.buckets for name, _, _ in bucket.params]
