@@ -33,8 +33,10 @@ first step  until the step is sealed on all ranks
 With `--params` or `--state` elasticrl alone is measured, with so many more parameters (each with a gradient and Adam's two
 moments), and then with so many numbers of state without gradients, which leave the step short. The faults are then worker,
 node and join. What each stage moved is counted by the kernel (loopback, disks); what a worker reads of kept state in memory,
-by itself. Processors and page faults are those of all the job's processes until the next seal. The *floor* is what reform and
-restore moved, divided by the bandwidth of its way, which the same run measures.
+by itself. Processors and page faults are those of all the job's processes until the next seal. The *floor* is what has to
+move, divided by the bandwidth of its way, which the same run measures: a fresh worker takes its part of the state from its
+node's memory and all parameters from the others; where a node is lost or joins, each worker takes what its new part has and its
+old one had not. What reform and restore did move is told beside it: moving more makes no goal easier.
 `again` is what comes again: a step is sealed by the next one's vote, so where the fault struck after a vote two steps are made
 until the next seal, else one. Each takes as long as the steps that follow, of as many ranks. The goal is recovery without
 that, or the stall of a join, of at most 0.3 s and one and a half floors. With `--device cuda` all three workers are on one
@@ -63,7 +65,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.moved import Counters, Processes, Used, loopback_bandwidth, memory_bandwidth
+from bench.moved import Counters, Processes, Used, loopback_bandwidth, memory_bandwidth, new_memory_bandwidth
 from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.errors import Late
 from chaos.live.local import Job, Sealed, parse
@@ -485,27 +487,59 @@ BY_SIZE = ("worker", "node", "join")
 SLACK_S, FLOORS = 0.3, 1.5  # the goal: recovery without the step that comes again is at most this, and so many floors
 
 
+SLOTS = 3  # numbers of an AdamW parameter: its value and two moments
+BYTES = 4  # of a number
+
+
+def must_move(fault: str, *, params: int = 0, state: int = 0, world: int = len(NODES)) -> dict[str, int]:
+    """The bytes, by way. A state without gradients is put back everywhere, since the step that was cut short may have changed
+    it: each rank finds its share of it in its node's memory, and asks the others for theirs.
+
+    >>> must_move("worker", params=300), must_move("node", params=300)
+    ({'memory': 1200, 'loopback': 1200}, {'memory': 0, 'loopback': 1800})
+    """
+    whole, values, stored = BYTES * SLOTS * params, BYTES * params, BYTES * state
+    now = world - 1 if fault == "node" else world
+    found = {"memory": float(stored), "loopback": float(stored * (now - 1))}
+    if fault == "worker":
+        found["memory"] += whole / world
+        found["loopback"] += values
+    before = {"node": world, "join": world - 1}.get(fault, world)
+    for rank in range(
+        now if before != now else 0
+    ):  # those who stay keep their order, and it is the last one that goes or comes
+        had = (rank / before, (rank + 1) / before) if rank < min(before, now) else (0.0, 0.0)
+        lo, hi = rank / now, (rank + 1) / now
+        found["loopback"] += whole * (hi - lo - max(0.0, min(hi, had[1]) - max(lo, had[0])))
+    found["loopback"] += values if fault == "join" else 0
+    return {way: round(nbytes) for way, nbytes in found.items()}
+
+
 def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json: bool, **where: Any) -> int:
     """Each fault at each size, against its floor."""
     watch = Watch()
-    speeds = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}
+    speeds, new = {"memory": memory_bandwidth(), "loopback": loopback_bandwidth()}, new_memory_bandwidth()
     found: dict[str, dict[str, list[Cost]]] = {}
+    asked = {", ".join(f"{count:.0e} {name}" for name, count in size.items()): size for size in sizes}
     for number in range(trials):
-        for size in sizes:
-            of = ", ".join(f"{count:.0e} {name}" for name, count in size.items())
+        for of, size in asked.items():
             costs = trial("elasticrl", faults, **size, **where)
             watch.look()
             for fault, cost in costs.items():
                 found.setdefault(of, {}).setdefault(fault, []).append(cost)
             told = ", ".join(f"{fault} {cost.took_s:.3f} s" for fault, cost in costs.items())
             print(f"trial {number + 1}: {of}: {told}; load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    rows = [row for of, costs in found.items() for row in (judged(of, fault, costs[fault], speeds) for fault in costs)]
+    rows = [
+        row
+        for of, costs in found.items()
+        for row in (judged(of, fault, costs[fault], speeds, asked[of]) for fault in costs)
+    ]
     if as_json:
         dump(
             {
                 "bench": "recovery by size",
                 "rows": rows,
-                "bandwidth": speeds,
+                "bandwidth": {**speeds, "new memory": new},
                 "noise": watch.noise(),
                 "machine": watch.machine(),
             }
@@ -514,20 +548,25 @@ def by_size(sizes: list[dict[str, int]], faults: list[str], trials: int, as_json
         shown = [
             (
                 row["size"], row["fault"], f"{row['took_s']:.2f}", f"{row['again_s']:.2f}", f"{row['rest_s']:.2f}",
-                f"{row['stall_s']:.2f}", f"{row['floor_s']:.2f}", f"{row['goal_s']:.2f}", f"{row['ratio']:.1f}",
+                f"{row['stall_s']:.2f}", f"{row['moved_s']:.2f}", f"{row['floor_s']:.2f}", f"{row['goal_s']:.2f}",
+                f"{row['ratio']:.1f}",
             )
             for row in rows
         ]  # fmt: skip
         notes = [f"{row['size']}, {row['fault']}: {ways(row)}" for row in rows]
-        rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in speeds.items())
+        rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in (*speeds.items(), ("new memory", new)))
         notes += [rates, f"load {os.getloadavg()[0]:.1f}", watch.noise()]
-        heads = ("size", "fault", "recovery", "again", "rest", "stall", "floor", "goal of rest", "rest / floor")
+        heads = (
+            "size", "fault", "recovery", "again", "rest", "stall", "bytes moved", "floor", "goal of rest", "rest / floor",
+        )  # fmt: skip
         show("seconds, by size (medians)", heads, shown, [note for note in notes if note])
     return 0 if all(row["met"] for row in rows) else 1
 
 
-def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) -> dict[str, Any]:
-    """One fault at one size: medians, and what was moved."""
+def judged(
+    of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float], size: Mapping[str, int]
+) -> dict[str, Any]:
+    """One fault at one size: medians, what was moved, and what has to move."""
     stages = {name: statistics.median(cost.stages.get(name, 0.0) for cost in costs) for name in STAGES}
     moved = {
         stage: {
@@ -539,7 +578,9 @@ def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) 
     }
     # Of a join the others train on until its group forms, and move what a step moves.
     needed = ["restore"] if fault == "join" else ["reform", "restore"]
-    floor_s = sum(moved[stage][way] / rate for stage in needed for way, rate in speeds.items())
+    moved_s = sum(moved[stage][way] / rate for stage in needed for way, rate in speeds.items())
+    must = must_move(fault, **size)
+    floor_s = sum(must[way] / rate for way, rate in speeds.items())
     rest_s = statistics.median(cost.took_s - cost.again_s for cost in costs)
     stall_s = statistics.median(cost.stall_s or 0.0 for cost in costs)
     counts = stall_s if fault == "join" else rest_s  # a join is in nobody's way but for the stall
@@ -547,6 +588,7 @@ def judged(of: str, fault: str, costs: list[Cost], speeds: Mapping[str, float]) 
     return {
         "size": of, "fault": fault, "trials": len(costs), "took_s": statistics.median(cost.took_s for cost in costs),
         "again_s": statistics.median(cost.again_s for cost in costs), "rest_s": rest_s, "stall_s": stall_s,
+        "moved_s": moved_s, "must_move": must,
         "floor_s": floor_s, "goal_s": goal_s, "ratio": counts / floor_s if floor_s else 0.0, "met": counts <= goal_s,
         "lost": sum(cost.lost or 0 for cost in costs), "stages": stages, "moved": moved,
         "busy_s": statistics.median(cost.used.busy_s for cost in costs),
@@ -564,6 +606,7 @@ def ways(row: Mapping[str, Any]) -> str:
         parts.append(f"{name} {1000 * took:.0f} ms" + (f" ({', '.join(each)})" if each else ""))
     used = f"; {row['busy_s']:.1f} s of processors, {row['faults']:,} page faults"
     used += f", of which {row['restore_busy_s']:.2f} s and {row['restore_faults']:,} until workers were ready"
+    used += "; to be moved: " + ", ".join(f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in row["must_move"].items())
     return ", ".join(parts) + used + (f"; {row['lost']} steps lost" if row["lost"] else "")
 
 

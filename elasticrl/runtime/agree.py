@@ -66,6 +66,7 @@ class Agreed:
     )
     exposed: bool = False  # what is on the nodes' disks would not bring back what was committed
     pace_s: float = 0.0  # a step takes so long, by the slowest who knows; 0: nobody does
+    copy_s: float = 0.0  # a state with its copies takes so long of a processor, in the same way
 
     @property
     def remembered(self) -> bool:
@@ -75,13 +76,18 @@ class Agreed:
 
 def agree(
     node: str, holdings: Sequence[Holding], gang: Gang, look: Callable[[], Found | None], *, floor: int,
-    committed: int | None, disk: bool, pace_s: float = 0.0,
+    committed: int | None, disk: bool, pace_s: float = 0.0, copy_s: float = 0.0,
 ) -> Agreed:  # fmt: skip
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest good checkpoint, for which rank 0 takes a `look`.
-    `disk`: do not look into vaults. `pace_s`: this rank's steps took so long. Collective.
+    `disk`: do not look into vaults. `pace_s`: this rank's steps took so long, `copy_s`: its states. Collective.
     """
-    said = {"vault": [holding.to_json() for holding in holdings], "committed": committed, "pace_s": pace_s}
+    said = {
+        "vault": [holding.to_json() for holding in holdings],
+        "committed": committed,
+        "pace_s": pace_s,
+        "copy_s": copy_s,
+    }
     rows, lineages = exchange_with(gang, said, (holding.lineage for holding in holdings))
     everything = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
     by = known([words["committed"] for words in rows])
@@ -92,7 +98,8 @@ def agree(
             lineage=whole.lineage,
             whole=whole,
             passed_over=whole.passed_over,
-            pace_s=slowest(rows),
+            pace_s=slowest(rows, "pace_s"),
+            copy_s=slowest(rows, "copy_s"),
         )
     found: dict[str, Any] = {}
     if gang.rank == 0:
@@ -123,9 +130,9 @@ def known(told: Iterable[int | None]) -> int | None:
     return max((generation for generation in told if generation is not None), default=None)
 
 
-def slowest(rows: Iterable[Mapping[str, Any]]) -> float:
-    """How long a step takes, by everybody's words."""
-    return max((float(words["pace_s"]) for words in rows), default=0.0)
+def slowest(rows: Iterable[Mapping[str, Any]], what: str) -> float:
+    """How long that takes, by everybody's words."""
+    return max((float(words[what]) for words in rows), default=0.0)
 
 
 def exchange_with(

@@ -47,6 +47,7 @@ class Disk:
 def agree_on_disks(
     disk: Disk, holdings: Sequence[Holding], gang: Gang, *, floor: int, committed: int | None, reload: bool,
     commit: str | None, waited_s: float, wait: Callable[[str, float], None], patiently: Patiently, pace_s: float = 0.0,
+    copy_s: float = 0.0,
 ) -> Agreed:  # fmt: skip
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest checkpoint of which all parts are on the disks
@@ -54,14 +55,14 @@ def agree_on_disks(
 
     `wait` is called with a sentence, and with how long somebody has `waited_s` already, where something newer is known and
     lies on disks that are not here. It returns when that was long enough, and raises when others have come. `patiently` reads
-    a disk again until it answers, for as long as that may take. `pace_s`: this rank's steps took so long.
+    a disk again until it answers, for as long as that may take. `pace_s`: this rank's steps took so long, `copy_s`: its states.
     """
     for read in (_at_once, patiently):
         mine, bad, away = _held(disk, commit, read)
         said = {
             "node": disk.node, "disk": [each.to_json() for each in mine], "problems": bad, "away": away,
             "vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed,
-            "pace_s": pace_s,
+            "pace_s": pace_s, "copy_s": copy_s,
         }  # fmt: skip
         lineages_here = (*(h.lineage for h in holdings), *(each.manifest.lineage for each in mine))
         rows, lineages = exchange_with(gang, said, lineages_here)
@@ -70,7 +71,8 @@ def agree_on_disks(
         by = known([words["committed"] for words in rows])
         whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor), committed=by)
         if whole is not None:
-            return replace(_from_memory(whole, everybody, disk.node, floor), pace_s=slowest(rows))
+            remembered = _from_memory(whole, everybody, disk.node, floor)
+            return replace(remembered, pace_s=slowest(rows, "pace_s"), copy_s=slowest(rows, "copy_s"))
         if not any(words["away"] for words in rows):
             break
     choice = choose(everybody, here=disk.node)

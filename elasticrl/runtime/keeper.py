@@ -101,6 +101,7 @@ class Keeper:
         self._saver: Saver | None = None
         self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
         self.pace_s = 0.0  # a step takes so long; 0: it is not known yet
+        self.copy_s = 0.0  # the newest state that lies on no other has taken so long of a processor, with its copies
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
         self._own: Own | None = None  # what is written here, where each node has a disk of its own
@@ -230,8 +231,8 @@ class Keeper:
             self._await_copies(kept, check, waiting, copies=self._copies)
         if not self.late and not kept.light:
             # What was copied elsewhere was sent by this node, which in turn has taken as much from another.
-            busy_s = kept.ticket.busy_s * (1 + 2 * self._copies) if self._scarce else 0.0
-            self.cost_s = busy_s + self._stalled_s
+            self.copy_s = kept.ticket.busy_s * (1 + 2 * self._copies)
+            self.cost_s = (self.copy_s if self._scarce else 0.0) + self._stalled_s
 
     @property
     def since_s(self) -> float:

@@ -24,6 +24,7 @@ from elasticrl.runtime.group import settle
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import UNIT, Bucket, Piece, buckets, common, striped, up
 from elasticrl.runtime.names import parameters
+from elasticrl.runtime.pages import Touch
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
 from elasticrl.runtime.team import cuts_of, lie_in, local, local_grad, whole_name
@@ -98,13 +99,14 @@ class Replicated(Strategy):
         self, model: torch.nn.Module, rule_of: Callable[[str], Rule], *, deal: Deal, rank: int = 0,
         group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES, point: Point = lambda _name: None,
         shard: Shard | None = None, offload: bool = False, team: Team | None = None, tokens: Tokens | None = None,
-        rows: Rows | None = None,
+        rows: Rows | None = None, fills: bool = False,
     ) -> None:  # fmt: skip
         """With a `team` the model is one that its members have cut up between them: see `runtime.team`. With `tokens` each of
         its passes is for some of a lane's tokens: see `runtime.tokens`.
 
         `shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept. `rows` are those
-        of an earlier generation, which stay where they are, with the parameters that they hold.
+        of an earlier generation, which stay where they are, with the parameters that they hold. With `fills` all of the state
+        is filled before anybody computes with it: without such parameters those of the model are worth nothing.
 
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
@@ -126,14 +128,17 @@ class Replicated(Strategy):
         host = torch.device("cpu") if offload else self._device
         by_name = rule_of if team is None else lambda name: rule_of(whole_name(name))
         old = None if team else shard or (rows.shard if rows else None)
-        self._shard = shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old)
+        self._shard = (
+            shard if kept and shard else Shard(layout, rank, by_name, dtype=dtype, device=host, old=old, fills=fills)
+        )
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
         if rows is None or rows.buckets != self.buckets:
             rows = None
         self.shows = rows.version if rows else None
         self._rows = [self._store(i, rows.params[i] if rows else None) for i in range(len(self.buckets))]
         self._flat = [row[: part * deal.world] for row, part in zip(self._rows, self._parts, strict=True)]
-        self._adopt(fill=not kept)
+        blank = fills and self.shows is None
+        self._adopt(fill=not kept and not blank, carry=not blank)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
         self._hooks: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
@@ -152,6 +157,9 @@ class Replicated(Strategy):
             else torch.empty(come * part, dtype=dtype, device=self.wire)
             for box, part in zip(boxes, self._parts, strict=True)
         ]
+        self._new = (
+            [] if group is None else [new for new, old in zip(self._boxes, boxes, strict=True) if new is not old]
+        )
         self._inbox = [box[: come * part].view(come, part) for box, part in zip(self._boxes, self._parts, strict=True)]
         self._spare: list[list[_Row]] = [[] for _ in self.buckets]
         self._names = [name for bucket in self.buckets for name, _, _ in bucket.params]
@@ -160,6 +168,9 @@ class Replicated(Strategy):
             self._spare[b] = [self._row_of(b, leaf) for leaf in leaves if leaf.numel() >= self._flat[b].numel()]
         for param in self.params:
             param.grad = None
+        self._touch: Touch | None = None
+        self._asked = False  # all were asked who has the parameters, and
+        self._coming: list[dist.Work] | None = None  # these bring them; None: too few have them
         self._start()
 
     @property
@@ -199,6 +210,8 @@ class Replicated(Strategy):
         """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
         for hook in self._hooks:
             hook.remove()
+        if self._touch is not None:
+            self._touch.end()
         self._filling.clear()  # they refer to us: without them all rows go at once, and not when Python next looks for circles
 
     @property
@@ -226,9 +239,20 @@ class Replicated(Strategy):
             for row in (self._boxes[b], *(row.flat for row in self._spare[b])):
                 row.zero_()
         self._shard.touch()
-        made = replace(self.rows, shard=self._shard)
+        made = replace(self.rows, shard=self._shard, params=tuple(self._rows))
         self.close()
         return made
+
+    def touch(self) -> Touch | None:
+        """Has the new memory come meanwhile that a first step writes to. None where memory takes no time."""
+        if self.wire.type == "cpu":
+            new = [*self._shard.new(), *self._new]
+            for b, spare in enumerate(self._spare):
+                made = [self._room(b) for _ in range(len(self._subtrees[self.rank]) - len(spare))]
+                new += [row.flat for row in made]
+                spare.extend(made)
+            self._touch, self._new = Touch(new), []
+        return self._touch
 
     def _leaves(self, b: int) -> Iterator[torch.Tensor]:
         filling = self._filling[b]
@@ -240,20 +264,26 @@ class Replicated(Strategy):
         """Memory for a bucket's parameters. A gang of another size needs some units more or fewer: there are some to spare."""
         if kept is not None and kept.numel() >= self._parts[bucket] * self.deal.world:
             return kept
-        return torch.zeros(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
+        store = torch.empty(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
+        for gap in _gaps(self.buckets[bucket], store.numel()):
+            store[gap] = 0
+        return store
 
     def _room_of(self, bucket: int) -> int:
         return max(self._parts[bucket] * self.deal.world, up(self.buckets[bucket].size) + SPARE)
 
-    def _adopt(self, *, fill: bool) -> None:
-        """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
+    def _adopt(self, *, fill: bool, carry: bool) -> None:
+        """Moves the parameters into the flat rows, with their values if those are worth it (`carry`), and these into this
+        rank's shard if it is to be filled.
+        """
         at = 0
         params = iter(self.params)
         for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
             for (_, shape, begin), param in zip(bucket.params, params, strict=False):
                 place = flat[begin : begin + prod(shape)]
                 if local(param).data_ptr() != place.data_ptr():
-                    place.copy_(local(param).detach().reshape(-1))
+                    if carry:
+                        place.copy_(local(param).detach().reshape(-1))
                     lie_in(param, place.view(shape))
             if fill:
                 self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
@@ -282,11 +312,9 @@ class Replicated(Strategy):
 
     def _row_of(self, b: int, store: torch.Tensor) -> _Row:
         """Zeros where no parameter is, since padding is sent and added too."""
-        flat, params, at = store[: self._flat[b].numel()], self.buckets[b].params, 0
-        for _, shape, begin in params:
-            flat[at:begin] = 0
-            at = begin + prod(shape)
-        flat[at:] = 0
+        flat, params = store[: self._flat[b].numel()], self.buckets[b].params
+        for gap in _gaps(self.buckets[b], flat.numel()):
+            flat[gap] = 0
         return _Row(store, flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
 
     def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
@@ -418,7 +446,12 @@ class Replicated(Strategy):
                 self._finish_tree(self._inbox[b], whole)
                 if away:
                     grad.copy_(whole)
-            self._spare[b] += [row for row in filling.fold.parts.values() if row is not NOTHING]
+            # Taken out of the tree: where a later bucket's wait is cut short, a row that is in both would be given to two lanes
+            # of the next generation. Found by kills beside load, in a model of several buckets.
+            while filling.fold.parts:
+                _, row = filling.fold.parts.popitem()
+                if row is not NOTHING:
+                    self._spare[b].append(row)
         self._start()
 
     def _finish_tree(self, inbox: torch.Tensor, grad: torch.Tensor) -> None:
@@ -499,21 +532,34 @@ class Replicated(Strategy):
                 at += rows * piece.count
         return lacks
 
+    def show_ahead(self) -> None:
+        """As Strategy.show_ahead."""
+        self._asked, self._coming = True, self._begin_show(has=self.shows is not None)
+
     def show(self) -> None:
         """As Strategy.show. Who has the parameters keeps them, and those who have them send them to the others, each a part."""
-        mine = torch.tensor([float(self.shows == self.shard.version)], dtype=torch.float64, device=self.wire)
-        have = [bool(part[0]) for part in gather(mine, [1] * self.deal.world, self.group)]
-        givers = [rank for rank, has in enumerate(have) if has]
-        if len(givers) == self.deal.world:
-            return
-        if 2 * len(givers) < self.deal.world:  # then an all-gather moves less
+        works = self._coming if self._asked else self._begin_show(has=self.shows == self.shard.version)
+        self._asked, self._coming = False, None
+        if works is None:
             self.publish()
             return
-        self.shows = None
-        works = [self._hand_on(flat, givers) for flat in self._flat]
         for work in works:
             work.wait()
         self.shows = self.shard.version
+
+    def _begin_show(self, *, has: bool) -> list[dist.Work] | None:
+        """None where too few have the parameters: then an all-gather of the shards moves less. Until they have come nobody
+        shows any: where that is cut short, a late peer may still read or write here, and `rows` does not give this memory on.
+        """
+        mine = torch.tensor([float(has)], dtype=torch.float64, device=self.wire)
+        have = [bool(part[0]) for part in gather(mine, [1] * self.deal.world, self.group)]
+        givers = [rank for rank, had in enumerate(have) if had]
+        if len(givers) == self.deal.world:
+            return []
+        if 2 * len(givers) < self.deal.world:
+            return None
+        self.shows = None
+        return [self._hand_on(flat, givers) for flat in self._flat]
 
     def _hand_on(self, flat: torch.Tensor, givers: list[int]) -> dist.Work:
         """A bucket's parameters, from those who have them to those who do not."""
@@ -544,3 +590,18 @@ class Replicated(Strategy):
                 works.append(all_gather_single(flat, mine, group=self.group, async_op=True))
         for work in works:
             work.wait()
+
+
+def _gaps(bucket: Bucket, size: int) -> Iterator[slice]:
+    """Of so much memory what no parameter of the bucket lies in.
+
+    >>> list(_gaps(Bucket(params=(("a", (3, 2), 0), ("b", (5,), 8)), size=13), 16))
+    [slice(6, 8, None), slice(13, 16, None)]
+    """
+    at = 0
+    for _, shape, begin in bucket.params:
+        if at < begin:
+            yield slice(at, begin)
+        at = begin + prod(shape)
+    if at < size:
+        yield slice(at, size)

@@ -50,6 +50,9 @@ def restore(
         here = spread(generation, given, agreed)
         mark("spread")
         given.capture(progress, keeper.ledger)
+        if agreed.remembered:  # the parameters come over the gang beside what comes from the vaults
+            for role in given.roles.values():
+                role.live.show_ahead()
         try:
             _Fill(generation, keeper, given, progress, agreed).all_but(here)
             break
@@ -60,6 +63,7 @@ def restore(
     alike.check_buffers(generation.gang, given.roles, given.others, worker.say)
     for role in given.roles.values():
         role.live.show()
+    given.hollow = False
     mark("publish")
     sealing = Sealing(generation, keeper, given, progress, sealed, agreed)
     mark("digest")
@@ -161,6 +165,12 @@ class _Fill:
         if agreed.checkpoint is not None:
             with self._opened(agreed.checkpoint, models) as source:
                 source.nearer = self.worker.beat.nearer
+                gone = sorted(given.roles.keys() - source.values.keys())
+                if gone and given.changed and "parts" in self.allow:
+                    raise Outlived(
+                        f"{source.name} keeps nothing of {', '.join(gone)}, which is to begin anew (checkpoint.allow): a fresh "
+                        "process does that, as this one's model is no longer what it began with"
+                    )
                 given.parts.restore(source, allow=self.allow, but={"ledger"})
                 return source.values
         if resume:
@@ -168,7 +178,7 @@ class _Fill:
                 f"Step {max(resume, progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
                 "has a whole state. Bring the checkpoints back, or start a job of another name."
             )
-        if progress.count or given.begun:
+        if progress.count or given.changed:
             raise Outlived(
                 f"what was made until step {progress.step} is lost with those who had it, and nothing was saved before: "
                 "a fresh process begins anew, as this one's model is no longer what it began with"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 SOON_S = 1.0  # a state that comes within this time comes soon
+COPIES = 3.0  # or within so many times what copies take
 
 
 class Search:
@@ -50,6 +51,7 @@ class Search:
             return agree(
                 self._context.node, holdings, gang, lambda: self._look(keeper, commit, gang.flag),
                 floor=0 if reloads else place.resume, committed=committed, disk=reloads, pace_s=keeper.pace_s,
+                copy_s=keeper.copy_s,
             )  # fmt: skip
         since = self._lacking_since
         disk = Disk(
@@ -61,6 +63,7 @@ class Search:
             disk, holdings, gang, floor=place.resume, committed=committed, reload=reloads, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, generation),
             patiently=lambda read: self._patiently(read, gang.flag), pace_s=keeper.pace_s,
+            copy_s=keeper.copy_s,
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
             self._lacking_since = None
@@ -123,9 +126,10 @@ class Search:
 
 def thin(agreed: Agreed, copies: int, world: int, every: int) -> bool:
     """Does a part of what this gang goes on from lie with fewer nodes than it should, and would for long? The next state, which
-    is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it.
+    is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it: also where they
+    would be there not much earlier themselves, and take that time from the step that all wait for.
     """
-    if 0 < agreed.pace_s * every <= SOON_S:
+    if 0 < agreed.pace_s * every <= max(SOON_S, COPIES * agreed.copy_s):
         return False
     want = 1 + min(copies, world - 1)
     layers = agreed.whole.layers if agreed.whole is not None else ()

@@ -35,10 +35,12 @@ class Shard:
 
     def __init__(
         self, layout: Layout, rank: int, rule_of: Callable[[str], Rule], *, dtype: torch.dtype, device: torch.device,
-        old: Shard | None = None,
+        old: Shard | None = None, fills: bool = False,
     ) -> None:  # fmt: skip
-        """`old` is one of an earlier generation, which is spent. Its memory is used again, but for its present version, which
-        can be read until this one's first update: new memory takes a second for four gigabytes.
+        """With `fills` all of its pieces are filled before anybody reads them, and of its gradients all is written.
+
+        `old` is one of an earlier generation, which is spent. Its memory is used again, but for its present version, which can
+        be read until this one's first update: new memory takes a second for four gigabytes.
         """
         self.layout, self.rank, self.pieces = layout, rank, layout.pieces[rank]
         self.rows = rows_of(rule_of, layout.shapes)
@@ -48,16 +50,31 @@ class Shard:
         count = len(self.rows) * layout.size
         self._state, self._after = (_room(kept, count, dtype, device) for kept in (after, state))
         self._grad = _room(grad, layout.size, dtype, device)
-        self.grad = self._grad[: layout.size].zero_()
+        self.grad = self._grad[: layout.size]
         self._version = 0
         self.applied = False  # the next version has been written, but may yet be given up
         self._rule_of = rule_of
         self._both = [store[:count].view(len(self.rows), layout.size) for store in (self._state, self._after)]
         self._now = 0
-        self.state.zero_()
+        if fills:
+            self._clear(self.state)
+        else:
+            self.state.zero_()
+            self.grad.zero_()
         if old is None:
             self.clear()
         self._other: int | None = None  # the version that the other row holds whole
+        # Of the next version and of the gradient, what no earlier shard has had.
+        had = old.layout.size if old is not None else 0
+        self._new = [
+            self._after[len(self.rows) * had if self._after is state else 0 : count],
+            self._grad[had if self._grad is grad else 0 : layout.size],
+        ]
+
+    def new(self) -> list[torch.Tensor]:
+        """Memory that the first update writes to and that the machine has not given yet. Told once."""
+        found, self._new = [part for part in self._new if part.numel()], []
+        return found
 
     @property
     def _stores(self) -> tuple[torch.Tensor, ...]:
@@ -172,6 +189,7 @@ class Shard:
     def touch(self) -> None:
         """Has the machine give it all of its memory now."""
         self.next.zero_()
+        self._new = []
 
     def take_over(self, other: Shard, version: int) -> list[tuple[int, Piece]]:
         """What of that version lies in a shard that was cut in another way, copied from there. Returns what it lacks: rows, and
@@ -188,8 +206,11 @@ class Shard:
         """Zeros in the next version where no piece lies: what is there is sent and added too. Not before an old shard, whose
         memory this may be, was read.
         """
+        self._clear(self.next)
+
+    def _clear(self, rows: torch.Tensor) -> None:
         for hole in _holes(self.pieces, self.layout.size):
-            self.next[:, hole] = 0
+            rows[:, hole] = 0
 
     def go_to(self, version: int) -> None:
         """Makes one of the versions `held` here the present one."""

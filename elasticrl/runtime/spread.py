@@ -6,6 +6,7 @@ model to its gang, so the script gives a function, which builds the same model f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,10 +57,18 @@ def spread(generation: Generation, given: Registered, agreed: Agreed) -> set[str
         generation.fills = fills = filled and anew
         if shard is not None and count is not None:
             shard.go_to(count)
+        rows = olds.get(name)
+        if rows is not None and rows.version != count:
+            rows = replace(rows, version=None)  # its parameters are those of another version
+        whole = agreed.remembered and not anew  # a vault's state has all of each role
         role.strategy = strategy_for(
-            name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills, rows=olds.get(name)
+            name, role, worker.context, generation, deal=leaves, shard=shard, fills=fills or whole, rows=rows
         )
         generation.fills = False
+        if isinstance(role.strategy, Replicated):
+            role.strategy.touch()
+        if whole and isinstance(role.strategy, Replicated) and role.strategy.shows is None:
+            given.hollow = True  # until all is restored
         if count is None or role.strategy.shows != count:
             role.strategy.shows = None  # its parameters are those of another version
         if agreed.remembered:
@@ -173,6 +182,7 @@ def strategy_for(
             shard=shard,
             offload=host,
             rows=rows,
+            fills=fills,
         )
 
     if kind == "replicated":

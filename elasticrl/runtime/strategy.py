@@ -210,6 +210,11 @@ class Strategy(ABC):
         """The same at a beginning, where some ranks may have the parameters already. Collective."""
         self.publish()
 
+    def show_ahead(self) -> None:  # noqa: B027 - most can only begin when the shard is filled
+        """Begins that before the shard is filled, which goes on meanwhile. What is gone on from is what a rank `shows` that
+        shows anything. Collective.
+        """
+
     def seal(self) -> None:
         """The update is whole and copied on all ranks: from here on there is no way back before it. For the caller to know."""
         self.point("before_seal")

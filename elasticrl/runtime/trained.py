@@ -106,6 +106,7 @@ class Registered:
         self.counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
         self.looked = False  # whether samples are named, after a first step
         self.begun = False  # an update was sealed: there is no beginning anew
+        self.hollow = False  # a restore has taken memory for a model, and has not filled it yet
         self._tree = tree
         self._first: dict[str, Any] | None = None  # the others' state before anything was done, until `begun`
 
@@ -140,6 +141,11 @@ class Registered:
     def limit(self) -> int | None:
         """So many steps; None: no end. A cursor that was restored may have more or fewer than it began with."""
         return self.asked if self.asked is not None else self.cursor.steps if self.cursor else None
+
+    @property
+    def changed(self) -> bool:
+        """Are models not what they began with, so that only a fresh process could begin anew?"""
+        return self.begun or self.hollow
 
     @property
     def interleaved(self) -> bool:

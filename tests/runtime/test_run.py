@@ -43,6 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return undisturbed_digests(tmp_path_factory.mktemp("alone"), STEPS)
 
 
+SMALL = "4KiB"  # the model has some buckets then, as larger ones have
 OFTEN = [
     ("replicated", 3),
     ("fsdp", 1),
@@ -67,7 +68,8 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undist
     chance = random.Random(seed)
     deck = ["worker"] * 3 + ["twice", "lose", "lose", "join", "join", "join", "leave", "leave"]
     chance.shuffle(deck)
-    with Nodes(tmp_path, steps=STEPS, strategy=strategy, step_ms=30.0) as nodes:
+    conf = {"lanes": {"bucket_bytes": SMALL}}
+    with Nodes(tmp_path, steps=STEPS, strategy=strategy, step_ms=30.0, conf=conf) as nodes:
         present = ["n0", "n1", "n2"]
         nodes.plan(*present)
         while deck:

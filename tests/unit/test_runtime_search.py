@@ -11,17 +11,21 @@ ALONE, TWICE = ({"n0": 1},), ({"n0": 1, "n1": 1},)  # the nodes that have a shar
 
 
 @pytest.mark.parametrize(
-    ("pace_s", "every", "lies", "copied"),
+    ("pace_s", "every", "copy_s", "lies", "copied"),
     [
-        (0.3, 1, ALONE, False),  # the next state comes soon, with its copies
-        (0.3, 5, ALONE, True),  # it does not, as each fifth is kept
-        (3.0, 1, ALONE, True),
-        (0.0, 1, ALONE, True),  # nobody knows
-        (3.0, 1, TWICE, False),
+        (0.3, 1, 0.1, ALONE, False),  # the next state comes soon, with its copies
+        (0.3, 5, 0.1, ALONE, True),  # it does not, as each fifth is kept
+        (3.0, 1, 0.0, ALONE, True),
+        (4.0, 1, 1.0, ALONE, True),
+        (3.0, 1, 2.0, ALONE, False),  # copies would be there not much earlier
+        (0.0, 1, 2.0, ALONE, True),  # nobody knows
+        (3.0, 1, 0.1, TWICE, False),
     ],
 )
 def test_a_state_that_lies_with_too_few_nodes_is_copied_unless_the_next_comes_soon(
-    pace_s: float, every: int, lies: Any, *, copied: bool
+    pace_s: float, every: int, copy_s: float, lies: Any, *, copied: bool
 ) -> None:
-    agreed = SimpleNamespace(pace_s=pace_s, whole=SimpleNamespace(layers=[SimpleNamespace(sources=lies)]))
+    agreed = SimpleNamespace(
+        pace_s=pace_s, copy_s=copy_s, whole=SimpleNamespace(layers=[SimpleNamespace(sources=lies)])
+    )
     assert thin(cast("Any", agreed), copies=1, world=3, every=every) is copied
