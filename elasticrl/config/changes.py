@@ -75,6 +75,7 @@ SAID = (
     "lanes.threads",
     "ppo.mini_batch",
     "ppo.micro_tokens",
+    "ppo.logits_mib",
     "ppo.epochs",
     "rollout.max_tokens",
 )

@@ -72,6 +72,10 @@ class Ppo(Section):
     micro_tokens: Count = 4096
     """Tokens of a forward pass in a lane: as many samples as fit, by their real lengths. More is faster until memory runs out.
     Part of the shapes, so of the bits."""
+    logits_mib: Whole = 256
+    """Memory for the logits of a pass. Where a pass has more, log-probabilities are made part by part, and the head's products
+    once more in backward: slower by about the head's forward pass, and GBs less at a vocabulary of 152,000. 0: always whole.
+    Part of the bits."""
     epochs: Count = 1
     """Passes over each batch. More learn more from each sample, further off-policy."""
     group: Count = 1
@@ -169,6 +173,11 @@ class Ppo(Section):
     undesirable_weight: Positive = 1.0
     """kto's weight of bad answers. More avoids them harder."""
     kl: Kl = Kl()
+
+    @property
+    def most_logits(self) -> int:
+        """Numbers in float32 that `logits_mib` has room for; 0: however many."""
+        return self.logits_mib * 2**20 // 4
 
     @property
     def generated(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elasticrl.ppo import models
+from elasticrl.ppo.head import by_parts
 from elasticrl.ppo.losses import entropies, tempered, unevenness, with_entropy
 from elasticrl.runtime.vocabulary import logits_apart
 
@@ -50,6 +51,7 @@ class Roles:
     tokenizer: Any = None
     device: str = "cpu"
     temperature: float = 1.0
+    most_logits: int = 0  # of a pass, or the head's answers are made by parts; 0: however many
 
     @property
     def tied(self) -> bool:
@@ -62,18 +64,24 @@ class Roles:
         """
         model.train(torch.is_grad_enabled())
         body = model.actor if isinstance(model, models.Tied) else model
+        tokens = response(rows)
         with (
             models.computing(self.model, self.device),
             logits_apart(body) as head,
             models.routed(body, asked=counted is not None) as routers,
+            by_parts(
+                body, tokens, self.temperature, most=self.most_logits if head is None else 0, slopes=slopes
+            ) as made,
         ):
             logits, values = models.response_logits(model, rows)
         aux = None
         if counted is not None:
             seen = rows["attention"] & counted[:, None]
             aux = unevenness(routers, seen, each=models.experts_each(body.config))
-        tokens = response(rows)
-        if head is not None:
+        if made:
+            found, entropy = logits.unbind(-1)
+            entropy = entropy if slopes else entropy.detach()
+        elif head is not None:
             found, entropy = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
         else:
             found, entropy = with_entropy(logits, tokens, self.temperature)

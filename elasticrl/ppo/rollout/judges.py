@@ -91,8 +91,9 @@ class Judges:
         self._models = {role: self._ready(makers[role](config, path)) for role, path in service.judges.items()}
         ref: Any = self._models.get("ref")
         self._roles = Roles(
-            model=config, actor=ref, ref=ref, device=service.device, temperature=service.sampling.temperature
-        )
+            model=config, actor=ref, ref=ref, device=service.device, temperature=service.sampling.temperature,
+            most_logits=service.judges_logits,
+        )  # fmt: skip
 
     def _ready(self, model: nn.Module) -> nn.Module:
         for layers in (module for module in model.modules() if isinstance(module, torch.nn.ModuleList)):

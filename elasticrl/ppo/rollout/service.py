@@ -76,6 +76,7 @@ class Service:
     # Roles that live with it, by where their models are, and the type that those compute in.
     judges: Mapping[str, str] = field(default_factory=dict)
     judges_dtype: str = "float32"
+    judges_logits: int = 0  # `Roles.most_logits`
     server: Served | None = None  # of the program `server`
     # On a rollout node, where trainers come from elsewhere.
     listen: str = ""  # host:port; "": nobody else is let in
@@ -108,6 +109,7 @@ class Service:
             lora=tree.model.lora.model_dump(mode="json") if tree.model.lora.rank else {},
             judges=judges_of(tree),
             judges_dtype=tree.model.dtype,
+            judges_logits=tree.ppo.most_logits,
             server=Served.of(tree) if tree.rollout.engine == "server" else None,
         )
 
@@ -135,7 +137,7 @@ class Service:
     def makes(self) -> str:
         """What tells apart those that make other samples of the same weights: the rest is each node's own affair."""
         s = self
-        judges = (sorted(s.judges), s.judges_dtype)
+        judges = (sorted(s.judges), s.judges_dtype, s.judges_logits)
         return _digest(
             json.dumps(
                 [
