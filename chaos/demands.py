@@ -170,6 +170,17 @@ def _of_quarantines(case: Case) -> Iterator[Complaint]:
     strikes = max((f.strikes for f in case.history if isinstance(f, Confined)), default=0)
     if expect.strikes_at_most is not None and strikes > expect.strikes_at_most:
         yield end, f"a node was quarantined for the {strikes}th time, expected at most {expect.strikes_at_most}"
+    if expect.kept_out_at_most_s is not None:
+        yield from _kept_out(case, expect.kept_out_at_most_s)
+
+
+def _kept_out(case: Case, limit_s: float) -> Iterator[Complaint]:
+    since: dict[str, float] = {}
+    for fact in case.history:
+        if isinstance(fact, Confined) and fact.held:
+            since.setdefault(fact.node, fact.at)
+        elif isinstance(fact, Confined) and fact.at - (begun := since.pop(fact.node, fact.at)) > limit_s:
+            yield fact.at, f"{fact.node} was kept out for {fact.at - begun:.1f} s, expected at most {limit_s} s"
 
 
 def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:

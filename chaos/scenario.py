@@ -29,6 +29,7 @@ class Expect:
     rungs_at_least: int | None = None  # and that has to be
     quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
     strikes_at_most: int | None = None  # of any quarantine
+    kept_out_at_most_s: float | None = None  # in any quarantine, until the node may have a seat again
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan

@@ -19,6 +19,7 @@ from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import (
     LOADING,
     MEETING,
+    OUTSIDE,
     UNTOLD,
     Exit,
     Lap,
@@ -552,6 +553,7 @@ class Node:
         self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.strays = False
+        self.cluster.outside.discard(self.name)
         self.slow = 1.0
         self.pace, self.lap = (), None
 
@@ -594,7 +596,7 @@ class Node:
                 born=self.born,
                 warm=self.warm,
                 step=self.step,
-                phase=self.phase,
+                phase=OUTSIDE if self.name in self.cluster.outside else self.phase,
                 restores=self.restores and self.work is Work.JOINING,
                 saved=self.saved,
                 manifest=self.manifest,
