@@ -14,6 +14,7 @@ from chaos.history import (
     Committed,
     Confined,
     Eased,
+    Elected,
     Ended,
     Inspected,
     Left,
@@ -62,6 +63,9 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     seated = tuple(seat.member.node for seat in plans[-1].plan.seats) if plans else ()
     if expect.seated is not None and seated != tuple(expect.seated):
         yield end, f"seats of {', '.join(seated)} at the end, expected {', '.join(expect.seated)}"
+    led = tuple(node_of(fact.member) for fact in case.history if isinstance(fact, Elected))
+    if expect.led_by is not None and led != tuple(expect.led_by):
+        yield end, f"the job was led by {', '.join(led)}, expected {', '.join(expect.led_by)}"
     fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"

@@ -33,6 +33,7 @@ class Expect:
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
+    led_by: tuple[str, ...] | None = None  # exactly these nodes, one after the other
     seated: tuple[str, ...] | None = None  # exactly these, in rank order
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
     caused: str = (

@@ -23,7 +23,7 @@ def _forms_without(scene: Scene) -> Move | None:
     time the gang is smaller, and after `recovery.drain` its workers are ended as they are.
     """
     plan = scene.plan
-    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place or not scene.behind:
+    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.behind:
         return None
     if any(0 < scene.view.plan_revision <= r.since and r.member not in plan.seat_of for r in scene.records.values()):
         return None  # somebody wants the job again, and who began for that would obey the new stop
