@@ -63,9 +63,6 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     seated = tuple(seat.member.node for seat in plans[-1].plan.seats) if plans else ()
     if expect.seated is not None and seated != tuple(expect.seated):
         yield end, f"seats of {', '.join(seated)} at the end, expected {', '.join(expect.seated)}"
-    led = tuple(node_of(fact.member) for fact in case.history if isinstance(fact, Elected))
-    if expect.led_by is not None and led != tuple(expect.led_by):
-        yield end, f"the job was led by {', '.join(led)}, expected {', '.join(expect.led_by)}"
     fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
@@ -192,6 +189,9 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
     if small:
         yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    led = tuple(node_of(fact.member) for fact in case.history if isinstance(fact, Elected))
+    if expect.led_by is not None and led != tuple(expect.led_by):
+        yield case.history[-1].at, f"the job was led by {', '.join(led)}, expected {', '.join(expect.led_by)}"
     if expect.written_again_within_s is not None:
         yield from _written_again(case, expect.written_again_within_s)
     writes = sum(fact.writes for fact in case.history if isinstance(fact, Ended))

@@ -468,7 +468,9 @@ class Gang:
         for node in waited:
             assert node.stall is not None
             node.stall = replace(node.stall, waiting=False)
-            node.work = Work.TRAINING if node.work is Work.STALLED else node.work  # (told of a larger gang it is JOINING)
+            node.work = (
+                Work.TRAINING if node.work is Work.STALLED else node.work
+            )  # (told of a larger gang it is JOINING)
             node.tell()
         self.world.later(self.cluster.step_s, self._end_phase, turn)
         return True

@@ -617,14 +617,15 @@ class Node:
         self._check_ring()
 
     def _check_ring(self) -> None:
-        """Does the core know in which gang's ring the vault is to keep shards? (Shells ask it; copies are the gang's own here.)"""
+        """Does the core know in which gang's ring the vault is to keep shards? (Only shells ask it.)"""
         plan, here = self._plan, self.gang
         if self.state is None or plan is None or here is None or self.inbox or self.cluster.script:
             return
         ours = here.plan.generation
-        old = self._me in here.plan.seat_of and plan.generation == ours + 1 and plan.grows
+        old = self._me in here.plan.seat_of and plan.generation == ours + 1 and here.phase != "done" and self.alive
         said = trains_on(self.state)
-        if said if ours == plan.generation or not plan.grows else old and self.alive and not said:
+        new = ours == plan.generation or not plan.grows
+        if said if new else old and not said:
             error = f"the vault is to keep the ring of {'another' if said else 'the new'} gang, and its workers are in {ours}"
             self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
