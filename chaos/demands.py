@@ -14,6 +14,7 @@ from chaos.history import (
     Committed,
     Confined,
     Eased,
+    Elected,
     Ended,
     Inspected,
     Left,
@@ -170,6 +171,17 @@ def _of_quarantines(case: Case) -> Iterator[Complaint]:
     strikes = max((f.strikes for f in case.history if isinstance(f, Confined)), default=0)
     if expect.strikes_at_most is not None and strikes > expect.strikes_at_most:
         yield end, f"a node was quarantined for the {strikes}th time, expected at most {expect.strikes_at_most}"
+    if expect.kept_out_at_most_s is not None:
+        yield from _kept_out(case, expect.kept_out_at_most_s)
+
+
+def _kept_out(case: Case, limit_s: float) -> Iterator[Complaint]:
+    since: dict[str, float] = {}
+    for fact in case.history:
+        if isinstance(fact, Confined) and fact.held:
+            since.setdefault(fact.node, fact.at)
+        elif isinstance(fact, Confined) and fact.at - (begun := since.pop(fact.node, fact.at)) > limit_s:
+            yield fact.at, f"{fact.node} was kept out for {fact.at - begun:.1f} s, expected at most {limit_s} s"
 
 
 def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
@@ -177,6 +189,9 @@ def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
     small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
     if small:
         yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    led = tuple(node_of(fact.member) for fact in case.history if isinstance(fact, Elected))
+    if expect.led_by is not None and led != tuple(expect.led_by):
+        yield case.history[-1].at, f"the job was led by {', '.join(led)}, expected {', '.join(expect.led_by)}"
     if expect.written_again_within_s is not None:
         yield from _written_again(case, expect.written_again_within_s)
     writes = sum(fact.writes for fact in case.history if isinstance(fact, Ended))

@@ -29,9 +29,11 @@ class Expect:
     rungs_at_least: int | None = None  # and that has to be
     quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
     strikes_at_most: int | None = None  # of any quarantine
+    kept_out_at_most_s: float | None = None  # in any quarantine, until the node may have a seat again
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan
+    led_by: tuple[str, ...] | None = None  # exactly these nodes, one after the other
     seated: tuple[str, ...] | None = None  # exactly these, in rank order
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
     caused: str = (

@@ -90,6 +90,7 @@ class Cluster:
         self.running: Gang | None = None
         self.committed: list[str] = []
         self.finishing: dict[str, int] = {}
+        self.outside: set[str] = set()  # nodes one of whose workers waits for a server, and says so
         self.loop_step: int | None = None
         self.refused_step: int | None = None
         self.late_commit = self.late_plan = 0.0

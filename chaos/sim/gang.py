@@ -379,6 +379,8 @@ class Gang:
         net = self.cluster.net
         if self.disagrees and self.phase in COLLECTIVE:
             return True
+        if not self.cluster.outside.isdisjoint(self.names):
+            return True
         if self._stuck is not None or net.parted(self.names) or net.swallowed(self.names):
             return True
         return not self.plan.backend and net.fabric_broken(self.names)
@@ -442,6 +444,8 @@ class Gang:
         for node in self.seats:
             if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
+            if node.name in self.cluster.outside:
+                continue  # it has a deadline of its own
             culprit = bool((node.hung and not node.strays) or node.stopped)
             slot = min(node.hung | node.stopped, default=0)
             script = self.cluster.script
@@ -463,7 +467,10 @@ class Gang:
             return False
         for node in waited:
             assert node.stall is not None
-            node.stall, node.work = replace(node.stall, waiting=False), Work.TRAINING
+            node.stall = replace(node.stall, waiting=False)
+            node.work = (
+                Work.TRAINING if node.work is Work.STALLED else node.work
+            )  # (told of a larger gang it is JOINING)
             node.tell()
         self.world.later(self.cluster.step_s, self._end_phase, turn)
         return True

@@ -19,6 +19,7 @@ from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import (
     LOADING,
     MEETING,
+    OUTSIDE,
     UNTOLD,
     Exit,
     Lap,
@@ -32,6 +33,7 @@ from elasticrl.contract.model import (
     View,
     Work,
 )
+from elasticrl.core.node.follow import trains_on
 from elasticrl.core.node.state import State
 from elasticrl.core.node.suspect import Detector, lives, somebody_left, watched
 from elasticrl.core.step import step, subject
@@ -319,7 +321,9 @@ class Node:
             case events.Leave(code=code, reason=reason):
                 self._leave(code, reason)
             case events.Watch(everyone=everyone):
-                me = self._me
+                me, shown = self._me, self.state is not None and self.state.view.records is not None
+                if everyone == shown:
+                    self.world.note(Bug(at=self.world.now, node=self.name, error="it asks for news that it is shown"))
                 self.world.later(
                     0.002,
                     self._now,
@@ -369,7 +373,8 @@ class Node:
             return
         self.cluster.reach("probing", self)
         out = tuple(t for t in sorted(action.targets) if not self.cluster.reachable(self.name, t))
-        more = bool(action.pairs) and not out
+        known = {end for pair in action.pairs for end in pair} <= action.nodes.keys()  # where the thorough tests answer
+        more = bool(action.pairs) and known and not out
         self.post(events.Probed(now=self.clock.now(), generation=action.generation, unreachable=out, more=more))
         if more and self.tests != action.generation:
             self.tests = action.generation
@@ -552,6 +557,7 @@ class Node:
         self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.strays = False
+        self.cluster.outside.discard(self.name)
         self.slow = 1.0
         self.pace, self.lap = (), None
 
@@ -594,7 +600,7 @@ class Node:
                 born=self.born,
                 warm=self.warm,
                 step=self.step,
-                phase=self.phase,
+                phase=OUTSIDE if self.name in self.cluster.outside else self.phase,
                 restores=self.restores and self.work is Work.JOINING,
                 saved=self.saved,
                 manifest=self.manifest,
@@ -608,6 +614,20 @@ class Node:
                 vault=self.door if self.agent_up else "",
             )
         )
+        self._check_ring()
+
+    def _check_ring(self) -> None:
+        """Does the core know in which gang's ring the vault is to keep shards? (Only shells ask it.)"""
+        plan, here = self._plan, self.gang
+        if self.state is None or plan is None or here is None or self.inbox or self.cluster.script:
+            return
+        ours = here.plan.generation
+        old = self._me in here.plan.seat_of and plan.generation == ours + 1 and here.phase != "done" and self.alive
+        said = trains_on(self.state)
+        new = ours == plan.generation or not plan.grows
+        if said if new else old and not said:
+            error = f"the vault is to keep the ring of {'another' if said else 'the new'} gang, and its workers are in {ours}"
+            self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
     def _looked(self, life: int, stall: Stall | None, request: int) -> None:
         """The daemon has asked its workers where they are. One that is stopped cannot say."""

@@ -23,7 +23,7 @@ def _forms_without(scene: Scene) -> Move | None:
     time the gang is smaller, and after `recovery.drain` its workers are ended as they are.
     """
     plan = scene.plan
-    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.settings.means.in_place or not scene.behind:
+    if plan is None or plan.exit_code != Outcome.STOPPED.value or not scene.behind:
         return None
     if any(0 < scene.view.plan_revision <= r.since and r.member not in plan.seat_of for r in scene.records.values()):
         return None  # somebody wants the job again, and who began for that would obey the new stop
@@ -109,8 +109,6 @@ def _mends_to_save(scene: Scene) -> bool:
     plan = scene.plan
     if plan is None or scene.now >= scene.stop_due or not _broken(scene):
         return False
-    if plan.phase is Phase.HOLD and plan.saves:
-        return False  # it has ended, and saved what it could
     made = scene.settings.means.commits and (scene.behind or bool(scene.doing[Work.TRAINING]))
     here = [node for node, record in scene.records.items() if not record.leaving and node not in scene.held]
     return made and len(here) >= scene.settings.membership.min_nodes
@@ -173,8 +171,8 @@ def asked_to_pause(scene: Scene) -> Move | None:
     paused = Cause(why=Why.PAUSED, nodes=(who(scene),))
     if scene.plan is None or scene.plan.phase is Phase.HOLD:
         return Move(why=str(paused))
-    if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
-        return None  # what follows is the rule for who leaves
+    if scene.plan.phase is Phase.TRAIN and stranding(scene):
+        return None  # what follows is the rule for who leaves: it holds as well, and saves first
     return Move(plan=scene.write(Phase.HOLD, scene.kept, paused, strike=scene.plan.strike))
 
 

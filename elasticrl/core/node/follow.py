@@ -474,7 +474,7 @@ def _breaks(state: State, plan: Plan, workers: Workers) -> bool:
         return False
     if workers.generation != plan.generation:
         return False  # they had ended before: nobody forms a gang of them
-    return state.settings.means.in_place and state.settings.means.commits and workers.step > state.view.committed
+    return state.settings.means.commits and workers.step > state.view.committed
 
 
 def unsaved(state: State, now: float) -> bool:
