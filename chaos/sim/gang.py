@@ -440,9 +440,11 @@ class Gang:
         if self.world.now < due and not self.cluster.script:
             return
         for node in self.seats:
-            if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
+            if not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
             culprit = bool((node.hung and not node.strays) or node.stopped)
+            if node.stall is not None and (culprit or node.stall.waiting):
+                continue  # (who went on for a moment waits once more)
             slot = min(node.hung | node.stopped, default=0)
             script = self.cluster.script
             progress = Progress(
