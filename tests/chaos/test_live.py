@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from chaos import faults
+from chaos.case import Violation
 from chaos.faults import ALL, IN_A_REFORM, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
 from chaos.history import (
     Committed,
@@ -34,9 +36,9 @@ from chaos.history import (
     Sealed,
     Struck,
 )
-from chaos.live import box, proc
+from chaos.live import box, everywhere, proc
 from chaos.live.checks import judge_live
-from chaos.live.drive import IN_FILES, Drive, Outcome, Waiting, due_in, places
+from chaos.live.drive import IN_FILES, Drive, Outcome, Waiting, due_in, places, wanted_end
 from chaos.live.lab import Lab, leftovers
 from chaos.live.labjob import PPO_PROGRAM, PROGRAM, is_sealed, newest, ppo_conf
 from chaos.live.play import BASE, Play, draw, why_not
@@ -115,6 +117,23 @@ def test_the_job_survives(bench: Bench, name: str) -> None:
     outcome = bench.play(scenario)
     assert not outcome.violations, "\n".join(map(str, outcome.violations))
     assert len(outcome.struck) == len(scenario.faults)
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "place"),
+    [
+        ("worker", "kill_daemon", "reform after meet"),
+        pytest.param("join", "kill_worker", "reform after restore", marks=pytest.mark.slow),
+        pytest.param("save", "kill_agent", "published", marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_fault_strikes_at_a_place_that_the_first_ones_recovery_announces(
+    bench: Bench, base: str, kind: str, place: str
+) -> None:
+    second = next(fault for fault in everywhere.WORST if fault.kind == kind)
+    outcome = bench.play(everywhere.case(base, second, place))
+    assert not outcome.violations, "\n".join(map(str, outcome.violations))
+    assert everywhere.result(outcome) == "passed"
 
 
 @pytest.mark.timeout(600)  # the undisturbed run is as long as all of the above was
@@ -211,6 +230,53 @@ def test_teams_on_real_nodes_lose_members_and_end_with_the_bits_of_one_team(tmp_
 
 
 # ---- pure parts
+
+
+def test_every_worst_fault_meets_every_announced_place_once() -> None:
+    every = list(everywhere.cases())
+    assert (
+        len({scenario.name for scenario in every})
+        == len(every)
+        == 10 * sum(len(base.places) for base in everywhere.BASES.values())
+    )
+    assert not [why for scenario in every if (why := why_not(scenario))]
+    assert not [why for scenario in every for fault in scenario.faults if (why := check(fault))]
+    known = {fault.place for scenario in every for fault in scenario.faults if fault.when}
+    assert known == {*PLACES} - {*INSIDE} - {"held"}
+    assert [wanted_end(scenario) for scenario in every] == sorted(wanted_end(scenario) for scenario in every)
+
+
+def _case_with(struck: list[str], *checks: str) -> Outcome:
+    scenario = everywhere.case("worker", everywhere.WORST[3], "forming")
+    return Outcome(scenario, [Violation(check=check, at=1.0, what="so") for check in checks], struck)
+
+
+def test_a_case_counts_if_both_faults_struck_in_their_order() -> None:
+    both = ["kill_worker", "kill_daemon"]
+    assert everywhere.result(_case_with(both)) == "passed"
+    assert everywhere.result(_case_with(both[::-1])) == "missed"
+    assert everywhere.result(_case_with(both[:1], "every_fault_struck")) == "missed"
+    assert everywhere.result(_case_with(both, "every_fault_proved")) == "missed"
+    assert everywhere.result(_case_with(both[:1], "every_fault_struck", "back_within_budget")) == "failed"
+    assert everywhere.result(_case_with(both, "back_within_budget")) == "failed"
+
+
+def test_a_case_that_did_not_strike_is_tried_again_and_then_told_of() -> None:
+    missed = _case_with(["kill_worker"], "every_fault_struck")
+    tour = everywhere.Tour(deque([missed.scenario]))
+    played = 0
+    for scenario in tour.some(lambda: False):
+        assert scenario is missed.scenario
+        assert tour.heard(missed) == []
+        played += 1
+    assert played == everywhere.TRIES
+    said: list[str] = []
+    tour.show(said.append)
+    assert "0 passed, 1 missed, 0 failed" in said[0]
+    assert said[-1].endswith("1 did not strike: worker-kill_daemon-forming; 0 were not played")
+    assert [v.check for v in tour.heard(_case_with([], "back_within_budget"))] == ["back_within_budget"]
+    tour.show(said.append)
+    assert "2 cases: 0 passed, 1 failed, 1 did not strike" in said[-1]
 
 
 def test_a_seed_draws_the_same_scenarios_again_and_they_survive_a_file(tmp_path: Path) -> None:
