@@ -412,7 +412,7 @@ class Drive:
             (self.job.history / f"{node}.go.{token}").touch()
 
     def _look_at_files(self, due: float) -> None:
-        """Places that show in files alone, for milliseconds: they are looked for without a pause until something else is due."""
+        """Places that show in files alone, for milliseconds: they are looked for without a pause until another is due."""
         waiting = [waiting for waiting in self._waiting if waiting.fault.place in IN_FILES]
         before = {waiting.number: self._files(waiting.fault) for waiting in waiting}
         deadline = time.monotonic() + min(15.0, due - self.eye.now)
