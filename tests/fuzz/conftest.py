@@ -1,0 +1,9 @@
+import pytest
+from fuzz_kit import bounded
+
+
+@pytest.fixture(autouse=True)
+def _held_to_its_memory():
+    """All examples of a test together: what grows with hostile input shows here, whoever reads it."""
+    with bounded():
+        yield
