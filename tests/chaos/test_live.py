@@ -323,7 +323,7 @@ def test_a_machine_that_lacks_something_leaves_out_what_needs_it_and_says_so(kin
 
 @contextmanager
 def alone(program: Path, tmp_path: Path, first: str) -> Iterator[Callable[[str, int, int], dict[str, Any]]]:
-    """The job in one process, without a daemon: at `first` it waits. What comes out waits until it is there, and sends it on."""
+    """The job in one process, without a daemon: at `first` it waits. What comes out waits for its arrival, and sends it on."""
     history = tmp_path / "history"
     history.mkdir()
     plain: dict[str, Any] = ppo_conf(tmp_path) | {"rollout": {"max_tokens": 4}} if program == PPO_PROGRAM else {}
