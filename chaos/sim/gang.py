@@ -467,7 +467,7 @@ class Gang:
             assert node.stall is not None
             node.stall, node.work = replace(node.stall, waiting=False), Work.TRAINING
             node.tell()
-        self.world.later(self.cluster.step_s, self._end_phase, turn)
+        self.world.later(SHARE[self.phase] * self.cluster.step_s, self._end_phase, turn)
         return True
 
     def _relieved(self) -> None:
