@@ -780,7 +780,7 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
         if not _formed(case, fact.at) or "forming" in fact.detail or "reform" in fact.detail:
-            # It has no phase yet: its rung's deadline speaks (seed 1015), which is longer for fresh processes of all (seed 45001997).
+            # It has no phase yet: its rung's deadline speaks (seed 1015), a longer one where all begin afresh (seed 45001997).
             recovery = settings.recovery
             *_, rung = Rung.START, *(plan.plan.rung for plan in case.plans if plan.at <= fact.at)
             afresh = {Rung.RESTART: recovery.restart_s, Rung.RELOAD: recovery.reload_s}.get(rung, 0.0)
