@@ -68,7 +68,7 @@ class Gang:
         self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.lineage: Lineage = ()  # where it comes from, and where it began
-        self.halting = False
+        self.halting = self.saves_last = False  # after this step; now
         self.rhythm: Rhythm | None = None  # of a script's log
 
     def _shards(self) -> tuple[int, "dict[str, tuple[Node, ...]]"]:
@@ -342,6 +342,7 @@ class Gang:
             self._next(0 if whole_step else 1)
             return
         if self.halting and whole_step:
+            self.saves_last = True
             self.cluster.disk.save_gang(self)
             return
         if self._grows():
