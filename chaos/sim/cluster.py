@@ -291,7 +291,7 @@ class Cluster:
             node.halted(generation)
 
     def saved(self, nodes: list[Node]) -> None:
-        """A save has ended: those who waited for it may end too, unless another one of theirs goes on or is to come, or they are
+        """A save has ended: who waited for it may end too, unless another one of theirs goes on or is to come, or they are
         in another gang by now.
         """
         waiting = {node.name for save in self.disk.active for node, _ in save.sources}
