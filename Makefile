@@ -22,7 +22,7 @@ help:
 	@echo "make compat the runtime on other versions of torch (several GB)"
 	@echo "make hf-versions  level exact on other versions of transformers and TRL"
 	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
-	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
+	@echo "make chaos  all live scenarios, 30 minutes of random faults, and faults at every place, on real nodes (root; docs/CHAOS.md)"
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
 $(STAMP): pyproject.toml constraints.txt configs/locks/daemon.txt
@@ -95,7 +95,9 @@ full: setup system lint types
 	$(MAKE) trainers
 	$(MAKE) compat
 	$(MAKE) docs
+	$(MAKE) fuzz MINUTES=60
 	$(BIN)/python -m chaos.run sim --seeds 2000
+	$(BIN)/python -m chaos.run live --everywhere
 	$(BIN)/python -m chaos.everywhere
 	$(BIN)/python -m chaos.explore --faults 2 --seconds 120
 	$(BIN)/python -m chaos.explore --faults 1 --boot --turns 1
@@ -120,6 +122,7 @@ MINUTES ?= 30
 chaos: setup system
 	$(BIN)/python -m chaos.run live
 	$(BIN)/python -m chaos.run live --random --seed $(SEED) --minutes $(MINUTES) --nodes 4
+	$(BIN)/python -m chaos.run live --everywhere
 
 # Rules of diagnosis are written by one part of the corpus (`bench/diagnose.py --wrong` shows it) and judged by this one, which nobody reads.
 diagnose-held: setup

@@ -780,9 +780,11 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
         if not _formed(case, fact.at) or "forming" in fact.detail or "reform" in fact.detail:
-            # It has no phase yet: its rung's deadline speaks (seed 1015).
+            # It has no phase yet: its rung's deadline speaks (seed 1015), a longer one where all begin afresh (seed 45001997).
             recovery = settings.recovery
-            limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s)
+            *_, rung = Rung.START, *(plan.plan.rung for plan in case.plans if plan.at <= fact.at)
+            afresh = {Rung.RESTART: recovery.restart_s, Rung.RELOAD: recovery.reload_s}.get(rung, 0.0)
+            limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s, afresh)
         seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.rest)
         end = case.rest[-1].at
         if not seen and end > fact.at + limit:
@@ -823,8 +825,23 @@ def no_assertion_failed(case: Case) -> Iterator[Complaint]:
 def the_job_is_well_again(case: Case) -> Iterator[Complaint]:
     """After the healing: one stable plan with all healthy nodes in it, steps and commits advancing; or a proper end."""
     for fact in case.rest:
-        if isinstance(fact, Ended) and not fact.lively:
+        if isinstance(fact, Ended) and not fact.lively and not _resume_lost(case):
             yield fact.at, fact.lacks
+
+
+def _resume_lost(case: Case) -> bool:
+    """Did the store lose that operators took a pause back, before anybody could see it? Then it is to be asked again."""
+    if not case.plans or not case.plans[-1].plan.says(Why.PAUSED):
+        return False
+    asked = [fact.at for fact in case.history if isinstance(fact, Asked) and fact.verb == "resume"]
+    lost = (
+        fact.at
+        for fact in case.history
+        if (isinstance(fact, Struck) and fact.kind == "store_wiped")
+        or (isinstance(fact, Eased) and fact.kind == "store_set_back")
+    )
+    news_s = case.scenario.shape.apart_s + 2 * case.scenario.shape.watch_s
+    return any(0.0 <= at - max((a for a in asked if a <= at), default=-inf) <= news_s for at in lost)
 
 
 def _store_trouble(case: Case, until: float) -> float:

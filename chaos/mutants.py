@@ -218,6 +218,8 @@ MUTANTS: Final = (
     _m("after a hold a way is still known to be cut", "core.lead.scene", "if self.plan and self.plan.phase is Phase.HOLD and self.apart:", "if False:", "two-halves-without-data-for-ever"),
     _m("a hold goes on while a way is known to be cut", "core.lead.shards", "(scene.conviction.unsure or out)", "scene.conviction.unsure", "one-node-between-two-halves"),
     _m("a cut way is tested again and again", "core.node.follow", "if now < known.at + pause_s:", "if True:", "a-way-cut-for-ever"),
+    _m("who trains tests a way whose other end waits for it", "core.node.follow", "(seated and plan.seat_at.keys() >= {*ends})", "seated", "the-cut-end-trains-and-the-other-waits"),
+    _m("after a hold a seat without workers is that of fresh ones", "core.lead.scene", "return Fate(seat=replace(seat, born=self.plan.generation + 1))", "return Fate(seat=seat)", "a-worker-dies-as-a-needed-node-is-drained"),
     _m("a test is of what was found last", "contract.model", "record.reached if record.tested == self.found else ()", "record.reached", "a-way-that-heals-and-is-cut-again-for-ever"),
     _m("a way is tested before whichever life of a node is back", "core.lead.scene", "for peer in quarantine.beyond(record) if record else ():", "for peer in quarantine.beyond(record) if record and record.member == quarantine.member else ():", "a-way-cut-for-ever-as-leaders-change"),
     _m("who only waits is not forgiven", "core.lead.quarantines", "        if m in scene.lead.custody.well and scene.proves_well(m)\n", "        if m in scene.lead.custody.well\n", "a-way-that-fails-whenever-it-is-needed"),

@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,7 @@ from chaos.sim.trace import Trace
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 LIVE = SCENARIOS / "live"  # with faults that only real machines have
+RANDOM_MIN = 5.0
 
 
 @dataclass(slots=True)
@@ -188,8 +189,8 @@ def live(args: argparse.Namespace) -> int:
     if args.hosts:
         return elsewhere(args)
     from chaos.faults import ALL
-    from chaos.live import box
-    from chaos.live.play import Play
+    from chaos.live import box, everywhere
+    from chaos.live.play import Play, why_not
     from chaos.live.strikes import left_out
 
     why = box.missing()
@@ -199,8 +200,12 @@ def live(args: argparse.Namespace) -> int:
     play = Play(Path(args.out), boxes=not why and not args.loopback)
     for kind, lack in left_out(ALL, boxes=True, lacks=play.lacks).items():
         print(f"no {kind}: this machine has {lack}")
-    if args.random:
-        score = play.random(args.seed, args.minutes, args.nodes)
+    if args.everywhere:
+        every = (case for case in everywhere.cases() if not why_not(case, boxes=play.boxes, lacks=play.lacks))
+        tour = everywhere.Tour(deque(islice(every, args.sample // 2, None, args.sample)))
+        score = play.everywhere(tour, args.minutes)
+    elif args.random:
+        score = play.random(args.seed, args.minutes or RANDOM_MIN, args.nodes)
     else:
         paths = [Path(path) for path in args.scenarios] or sorted([*LIVE.glob("*.yaml"), *SCENARIOS.glob("*.yaml")])
         score = play.files(load(path) for path in paths)
@@ -218,7 +223,7 @@ def elsewhere(args: argparse.Namespace) -> int:
     cluster = hosts.load(Path(args.hosts))
     tour = hosts.Tour(cluster, say=lambda line: print(line, flush=True), dry=args.dry_run)
     if args.random:
-        chance, end = Random(f"hosts {args.seed}"), time.monotonic() + 60.0 * args.minutes
+        chance, end = Random(f"hosts {args.seed}"), time.monotonic() + 60.0 * (args.minutes or RANDOM_MIN)
         drawn = (draw(chance, f"seed {args.seed} number {i}", len(cluster.hosts)) for i in count(1))
         fit = (scenario for scenario in drawn if not hosts.why_not(scenario))
         return tour.play(islice(fit, 20) if args.dry_run else takewhile(lambda _: time.monotonic() < end, fit))
@@ -263,7 +268,15 @@ def parser() -> argparse.ArgumentParser:
         "--random", action="store_true", help="random faults, one after the other, until the time is over"
     )
     real.add_argument("--seed", type=int, default=0, help="what the random faults are drawn from")
-    real.add_argument("--minutes", type=float, default=5.0, help="of random faults")
+    real.add_argument(
+        "--everywhere",
+        action="store_true",
+        help="the ten worst second faults at each place that a first one's recovery announces",
+    )
+    real.add_argument("--sample", type=int, default=1, help="with --everywhere: only one case of so many, evenly")
+    real.add_argument(
+        "--minutes", type=float, help=f"of random faults ({RANDOM_MIN:g}); with --everywhere: so long at most"
+    )
     real.add_argument("--nodes", type=int, default=4, help="how many nodes the random faults befall")
     real.add_argument("--hosts", metavar="FILE", help="on these hosts, over ssh, against the job that runs there")
     real.add_argument("--dry-run", action="store_true", help="with --hosts: print what would be done, and do nothing")

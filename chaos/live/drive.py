@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -343,7 +344,7 @@ class Drive:
                     struck_at = self.eye.now
                 else:
                     due[number] = self.eye.now + RETRY_S
-            self._look_at_files()
+            self._look_at_files(min(due.values(), default=inf))
             late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
             late += [n for n, at in due.items() if n not in tried and self.eye.now > max(at, struck_at) + PLACE_S]
             if not due and self.eye.now > struck_at + PLACE_S:
@@ -410,11 +411,11 @@ class Drive:
         finally:
             (self.job.history / f"{node}.go.{token}").touch()
 
-    def _look_at_files(self) -> None:
-        """Places that show in files alone, for milliseconds: they are looked for without a pause, and all else waits."""
+    def _look_at_files(self, due: float) -> None:
+        """Places that show in files alone, for milliseconds: they are looked for without a pause until another is due."""
         waiting = [waiting for waiting in self._waiting if waiting.fault.place in IN_FILES]
         before = {waiting.number: self._files(waiting.fault) for waiting in waiting}
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + min(15.0, due - self.eye.now)
         come = False
         while waiting and not come and time.monotonic() < deadline:
             for entry in waiting:

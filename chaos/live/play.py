@@ -9,14 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import inf
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 
+from chaos.case import Violation
 from chaos.faults import ALL, IN_A_STEP, IN_A_STEP_OF_PPO, OF_PPO, Fault
 from chaos.history import Struck
 from chaos.live import box
-from chaos.live.drive import Drive, terminal, wanted_end
+from chaos.live.drive import Drive, Outcome, terminal, wanted_end
 from chaos.live.errors import Late
+from chaos.live.everywhere import NODES, SETTINGS, Tour
 from chaos.live.lab import Lab
 from chaos.live.strikes import Hands, left_out
 from chaos.scenario import Scenario, aimed, lasting, save
@@ -143,8 +147,34 @@ class Play:
             self._cleared(lab, again)
         return self.score
 
-    def job(self, lab: Lab, shape: Scenario, scenarios: Iterator[Scenario], again: str = "") -> None:
-        """One job, and its scenarios one after the other; after a violation another job would be needed, so it ends."""
+    def everywhere(self, tour: Tour, minutes: float | None = None) -> Score:
+        """Each case of a tour, as far as the time goes, in jobs that end and are compared with the undisturbed one."""
+        end = time.monotonic() + 60.0 * minutes if minutes else inf
+        again, shape = (
+            "python -m chaos.run live --everywhere",
+            Scenario(name="everywhere", shape=Shape(nodes=NODES, settings=SETTINGS)),
+        )
+        while tour.left and time.monotonic() < end:
+            before, over = self.score.played, min(end, time.monotonic() + JOB_S)
+
+            def late(over: float = over) -> bool:
+                return time.monotonic() > over
+
+            with Lab(NODES, boxes=self.boxes) as lab:
+                self.job(lab, shape, tour.some(late), again, tour.heard)
+            self._cleared(lab, again)
+            if self.score.played == before:
+                break  # its job does not even start
+        tour.show(self.say)
+        return self.score
+
+    def job(
+        self, lab: Lab, shape: Scenario, scenarios: Iterator[Scenario], again: str = "",
+        heard: Callable[[Outcome], list[Violation]] = attrgetter("violations"),
+    ) -> None:  # fmt: skip
+        """One job, and its scenarios one after the other; after a violation another job would be needed, so it ends. `heard` is
+        told what became of each, and says what is wrong with it.
+        """
         self._jobs += 1
         name = f"j{self._jobs}"
         played: list[Scenario] = []
@@ -161,8 +191,8 @@ class Play:
                 played.append(scenario)
                 outcome = drive.scenario(scenario)
                 self.score.played += 1
-                if outcome.violations:
-                    self._failed(drive, [scenario], str(outcome.violations[0]), again)
+                if wrong := heard(outcome):
+                    self._failed(drive, [scenario], str(wrong[0]), again)
                     bad = True
                     break
                 if drive.over:

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elasticrl.runtime.progress import Timeline
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.strategy import Strategy
 
@@ -31,19 +30,6 @@ WAIT_S = 20.0  # for the driver, at a place where it wanted to strike
 #: The stages of an update in their order: what the runtime calls each, and what a fault's position does.
 STAGES = {"reduce": "reduce", "apply": "apply", "publish": "gather", "seal": "seal"}
 ITS_OWN = ("raise", "hang")  # what only the training thread can do to itself
-
-
-class Stages(Timeline):
-    """The stages of a reform: the end of each is a place."""
-
-    def __init__(self, told: "Told") -> None:
-        super().__init__()
-        self._told = told
-
-    def mark(self, stage: str) -> None:
-        """As Timeline's."""
-        super().mark(stage)
-        self._told.at(f"reform after {stage}", self._told.run.progress.step, named=True)
 
 
 def options() -> argparse.Namespace:
@@ -64,7 +50,8 @@ class Told:
         self.slots = run.tree.node.workers
         self.folder = Path(folder) if folder else None
         self.ballast: list[bytearray] = []
-        run.timeline = Stages(self)
+        # The end of each stage of a reform is a place.
+        run.timeline.hears = lambda stage: self.at(f"reform after {stage}", run.progress.step, named=True)
         self.told = 0  # token of the newest order that was taken: one that stays is told of once
         self.file = (
             os.open(self.folder / f"{self.node}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND) if self.folder else -1

@@ -292,13 +292,16 @@ class Cluster:
             node.halted(generation)
 
     def saved(self, nodes: list[Node]) -> None:
-        """A save has ended: those who waited for it may end too, unless another one of theirs goes on, or they are in another
-        gang by now.
+        """A save has ended: who waited for it may end too, unless another one of theirs goes on or is to come, or they are
+        in another gang by now.
         """
         waiting = {node.name for save in self.disk.active for node, _ in save.sources}
         for node in nodes:
-            if node.gang is not None and {seat.name for seat in node.gang.seats} != {each.name for each in nodes}:
+            gang = node.gang
+            if gang is not None and {seat.name for seat in gang.seats} != {each.name for each in nodes}:
                 continue
+            if gang is not None and gang.halting and gang.running and not (gang.broken or gang.saves_last):
+                continue  # it makes its last step first
             if node.name in self.finishing and node.name not in waiting:
                 self._finished(node, self.finishing[node.name])
 

@@ -68,7 +68,7 @@ class Gang:
         self.late = False  # the newest copies did not arrive in time
         self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.lineage: Lineage = ()  # where it comes from, and where it began
-        self.halting = False
+        self.halting = self.saves_last = False  # after this step; now
         self.rhythm: Rhythm | None = None  # of a script's log
 
     def _shards(self) -> tuple[int, "dict[str, tuple[Node, ...]]"]:
@@ -342,6 +342,7 @@ class Gang:
             self._next(0 if whole_step else 1)
             return
         if self.halting and whole_step:
+            self.saves_last = True
             self.cluster.disk.save_gang(self)
             return
         if self._grows():
@@ -442,11 +443,13 @@ class Gang:
         if self.world.now < due and not self.cluster.script:
             return
         for node in self.seats:
-            if node.stall is not None or not (node.alive and node.powered and not node.frozen and node.gang is self):
+            if not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
             if node.name in self.cluster.outside:
                 continue  # it has a deadline of its own
             culprit = bool((node.hung and not node.strays) or node.stopped)
+            if node.stall is not None and (culprit or node.stall.waiting):
+                continue  # (who went on for a moment waits once more)
             slot = min(node.hung | node.stopped, default=0)
             script = self.cluster.script
             progress = Progress(
@@ -472,7 +475,7 @@ class Gang:
                 Work.TRAINING if node.work is Work.STALLED else node.work
             )  # (told of a larger gang it is JOINING)
             node.tell()
-        self.world.later(self.cluster.step_s, self._end_phase, turn)
+        self.world.later(SHARE[self.phase] * self.cluster.step_s, self._end_phase, turn)
         return True
 
     def _relieved(self) -> None:

@@ -86,8 +86,8 @@ class Nemesis:
     def _ease(self, number: int) -> None:
         if number in self.active:
             fault, undo = self.active.pop(number)
-            undo()
             self.world.note(Eased(at=self.world.now, number=number, kind=fault.kind))
+            undo()  # what shows at once, as in a store that was set back, comes after that
 
     def heal(self) -> None:
         """From here on nothing fails any more; what was broken for good is repaired as operators would."""

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from elasticrl.base.address import reachable
 from elasticrl.contract.model import Member
 
 MAGIC: Final = b"eRL2"
@@ -64,10 +65,12 @@ def unseal(secret: bytes, data: bytes, receiver: str) -> Said | str:
     if len(body) != HEAD.size + name + address:
         return "cut short"
     node, where = body[HEAD.size : HEAD.size + name], body[HEAD.size + name :]
-    return Said(
+    said = Said(
         kind=kind, member=Member(node=node.decode(errors="replace"), incarnation=incarnation), number=number, session=own,
         to=to, asked=asked, lain_s=lain / 1e6, address=where.decode(errors="replace"),
     )  # fmt: skip
+    # One that no socket takes would end ours: found by hostile beats of a member, after which a node was deaf for good.
+    return said if kind == PONG or reachable(said.address) else f"no answer can be sent to {said.address[:60]!r}"
 
 
 def _mac(secret: bytes, body: bytes, receiver: str) -> bytes:

@@ -39,6 +39,20 @@ def split(where: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def reachable(where: str) -> bool:
+    """Can a socket send there as it is, without asking who has that name?
+
+    >>> [reachable(where) for where in ("10.0.0.3:7461", "[fd00::3]:1", "n03:7461", "10.0.0.3:0", "10.0.0.3:70000", "")]
+    [True, True, False, False, False, False]
+    """
+    try:
+        host, port = split(where)
+        ip_address(host)
+    except ValueError:
+        return False
+    return 0 < port < 1 << 16
+
+
 def loops(host: str) -> bool:
     """Does it lead to this machine itself, so that nobody outside can connect to it? Of names localhost alone is known to.
 

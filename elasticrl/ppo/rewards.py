@@ -412,8 +412,10 @@ class Endpoint:
 class _Unfollowed(urllib.request.HTTPRedirectHandler):
     """Who answers may not choose what else this node asks: its metadata server, or what listens on its loopback."""
 
-    def redirect_request(self, *_: Any) -> None:
-        """None."""
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> None:
+        """Not even read: an address that is none would end in a ValueError."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 @cache

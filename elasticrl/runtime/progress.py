@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ class Timeline:
     stages: dict[str, float] = field(default_factory=dict)
     read: int = 0  # bytes of kept state
     had: tuple[float, int] = (0.0, 0)  # seconds of processors and page faults of this process when it began
+    hears: Callable[[str], None] | None = None  # is told as each stage ends
 
     def begin(self) -> None:
         """Now."""
@@ -80,6 +81,8 @@ class Timeline:
         now = time.monotonic()
         self.stages[stage] = now - self.at
         self.at = now
+        if self.hears is not None:
+            self.hears(stage)
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())

@@ -153,7 +153,8 @@ class Embedded:
 
     def _recorded(self) -> Process | None:
         try:
-            with os.fdopen(os.open(self.folder / RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO there would be waited for
+            with os.fdopen(os.open(self.folder / RECORD, flags), "rb") as file:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None  # somebody else says which process is ours
                 last = Process(**parsed(file.read(_RECORD_LIMIT)))

@@ -4,9 +4,10 @@
 
 import json
 import os
-import resource
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("ELASTICRL_FUZZ_EXAMPLES", "30"))
 FRESH = "ELASTICRL_FUZZ_EXAMPLES" in os.environ
-#: Memory that a test may take on top of what its process had: twenty times what any example is large.
+#: Memory that all examples of a test together may take on top of what its process had. None of them is larger than 200 kB.
 MEMORY = 400 << 20
 
 # No deadline: on a busy machine any example may take long. A hang is what the time limit of all tests is for.
@@ -100,8 +101,19 @@ def text_of(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def bounded(work: Callable[[], object]) -> None:
-    """Do it, and hold it to the memory that it may take."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    work()
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < MEMORY
+@contextmanager
+def bounded() -> Iterator[None]:
+    """What is done in it is held to the memory that it may take beside what the process has."""
+    before = _peak()
+    yield
+    assert _peak(new=False) - before < MEMORY
+
+
+def _peak(*, new: bool = True) -> int:
+    """The most memory that this process has had, in bytes; from now on, if `new`."""
+    if new:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    (line,) = (
+        row for row in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if row.startswith("VmHWM")
+    )
+    return int(line.split()[1]) << 10

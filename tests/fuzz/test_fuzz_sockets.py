@@ -48,6 +48,7 @@ BEATS = [
     for kind in (BEAT, TIMED)
 ]
 GET = b"GET /?token=x HTTP/1.1\r\nHost: localhost\r\nCookie: elasticrl=x\r\n\r\n"
+EVENTS = b"GET /events HTTP/1.1\r\nHost: localhost\r\nCookie: elasticrl=x\r\n\r\n"
 FRAME = b"\x00\x00\x00\x02" + bytes(8) + b"{}"
 questions = st.one_of(
     altered({"v": 1, "verb": "status", "node": "n00", "force": False}).map(text_of),
@@ -172,25 +173,40 @@ async def _look() -> Picture:
 
 
 @fuzzed
-@given(st.lists(changed(st.just(GET)), min_size=1, max_size=4), st.sampled_from([None, "x"]))
+@given(st.lists(changed(st.sampled_from([GET, EVENTS])), min_size=1, max_size=6), st.sampled_from([None, "x"]))
 def test_the_page_answers_every_request(several: list[bytes], token: str | None) -> None:
+    """Streams of events stay open while the next ones come; the page goes on, and ends."""
     for data in several:
         request = parse(data)
         if isinstance(request, Request):
             guard(request, token, local=True)
 
+    writers: list[asyncio.StreamWriter] = []
+
+    async def said_to(port: int, data: bytes) -> bytes:
+        whole = b"\r\n\r\n" in data or b"events" not in data  # of half a request for a stream more may come
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
+        with suppress(ConnectionError, *(() if whole else (TimeoutError,))):
+            writer.write(data)
+            if b"events" not in data:
+                writer.write_eof()
+            return await asyncio.wait_for(reader.read(1 << 20), WITHIN_S if whole else 0.05)
+        return b""
+
     async def script() -> None:
         shown = Page(_look, address="127.0.0.1", port=0, token=token, every_s=0.01)
         port = await shown.open()
         for data in several:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            with suppress(ConnectionError):
-                writer.write(data if b"events" not in data else b"")
-                writer.write_eof()
-                said = await asyncio.wait_for(reader.read(1 << 20), WITHIN_S)
-                assert said == b"" or said.startswith(b"HTTP/1.1 ")
+            said = await said_to(port, data)
+            assert said == b"" or said.startswith(b"HTTP/1.1 ")
+            if b"text/event-stream" not in said:
+                writers[-1].close()
+        assert (await said_to(port, GET)).startswith(b"HTTP/1.1 200" if token is None else b"HTTP/1.1 303")
+        await asyncio.wait_for(shown.close(), WITHIN_S)
+        for writer in writers:
             writer.close()
-        await shown.close()
+        await asyncio.sleep(0)
 
     asyncio.run(script())
 

@@ -380,6 +380,15 @@ def test_a_redirect_is_not_followed_and_is_told(endpoint, status):
         inner.server_close()
 
 
+@pytest.mark.parametrize("to", ["http://[", "", "file:///etc/passwd", "http://x:99999999/"])
+def test_a_redirect_to_no_address_is_told_as_one(endpoint, to):
+    url, replies, asked = endpoint
+    replies.append((302, to))
+    with pytest.raises(RewardError, match=r"redirects to .*reward.url"):
+        Endpoint(url=url).score([answer(0)])
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     "reply", ["[" * 200_000, '{"scores": [1' + "0" * 400 + "]}", '{"scores": [1e999]}', '{"scores": {"a": 1}}']
 )

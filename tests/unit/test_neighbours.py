@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from chaos.patience import patience
 from elasticrl.agent.datagram import BEAT, PING, TIMED, Said, seal, unseal
 from elasticrl.agent.echo import Echo, leave_note
@@ -302,11 +304,32 @@ def test_what_was_recorded_for_a_daemon_is_nothing_to_the_next() -> None:
     asyncio.run(script())
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:-1", "a\0b:9", "", "x:" + "9" * 5000])
+def test_a_beat_whose_answer_no_socket_can_send_does_not_make_its_hearer_deaf(address: str) -> None:
+    """Found by hostile beats of a member: the first answer closed the socket of who heard it."""
+
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        for number, to in enumerate((0, a.it._session), 1):
+            asked = Said(
+                kind=PING, member=Member(node="c", incarnation=1), number=number, session=3, to=to, address=address
+            )
+            a.it.datagram_received(seal(SECRET, asked, "a"), ("127.0.0.1", 9))
+        assert await a.it.probe({"b": b.it.address}, within_s=5.0) == ()
+        await a.close()
+        await b.close()
+
+    asyncio.run(script())
+
+
 def test_a_recorded_answer_is_none_to_a_later_question() -> None:
     async def script() -> None:
         a, b = await End(A).open(), await End(B).open()
         assert await a.it.probe({"b": b.it.address}, within_s=5.0) == ()
-        told = Said(kind=TIMED, member=B, number=time.monotonic_ns(), session=1, to=a.it._session, asked=a.it._number)
+        told = Said(
+            kind=TIMED, member=B, number=time.monotonic_ns(), session=1, to=a.it._session, asked=a.it._number,
+            address=b.it.address,
+        )  # fmt: skip
         await b.close()
         probing = asyncio.create_task(a.it.probe({"b": b.it.address}, within_s=0.2))
         await asyncio.sleep(0.05)

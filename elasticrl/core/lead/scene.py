@@ -346,9 +346,12 @@ class Scene:
             # All begin afresh below exact: to wait until this node has a warm process costs less than two restarts.
             ready = record.warm or not (self.settings.means.in_place or record.problem)
             return Fate(seat=replace(seat, born=self.plan.generation + 1) if ready else None, fresh=True, cause=cause)
-        if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
-            # Found by simulation: a hold ends workers with a save, and their seat went into a gang before it had new ones.
-            return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
+        if self.plan.phase is Phase.HOLD and record.work is Work.NONE:
+            # Found by simulation: a hold ends workers with a save, and their seat went into a gang before it had new ones; or
+            # as that of the workers before, and the plan after that, which came at once, ended those that had just begun.
+            if not record.warm:
+                return Fate(seat=None, fresh=True, cause=Cause(why=Why.WORKERLESS, who=(member,)))
+            return Fate(seat=replace(seat, born=self.plan.generation + 1))
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
         return Fate(seat=replace(seat, born=born))
 

@@ -307,20 +307,22 @@ def _follow(
 
 
 def tries(state: State, now: float) -> Wish:
-    """Whether the cut ways to this node carry again: it tests that itself, while others train, for as long as it has no seat.
+    """Whether the cut ways to this node carry again: it tests that itself, while others train, as long as it has no seat, or
+    an other end has none. Found by seed 45002018: it trained alone, and a spare waited for a test that nobody made.
 
     Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
     """
     plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
     if plan is None or barred is None or not barred.cuts:
         return NOTHING
-    if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or seat_of(state) is not None):
-        return Wish()
     ends = sorted(barred.peers & plan.place.keys(), key=plan.place.__getitem__)
+    seated = seat_of(state) is not None
+    if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or (seated and plan.seat_at.keys() >= {*ends})):
+        return Wish()
     targets = {node: plan.ring[plan.place[node]].beat for node in ends}
     known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
     out = sorted(targets.keys() - (known.reached if known else ()))
-    reason = f"no seat until a test of the connection to {', '.join(out[:3])} passes" if out else ""
+    reason = f"no seat until a test of the connection to {', '.join(out[:3])} passes" if out and not seated else ""
     if not targets:
         return Wish()
     if known:
