@@ -151,13 +151,11 @@ def _beyond_sharing(t: Tree) -> list[str]:
 
 
 def _beyond_evaluation(t: Tree) -> list[str]:
-    """What is set that evaluations do not know. Where rollout nodes or vLLM generate, a worker may not be able to."""
+    """What is set that evaluations do not know."""
     return [
         *([f"algorithm: {t.ppo.algorithm}"] if not _generates(t) else []),
         *([f"environment.function: {t.environment.function}"] if t.environment.function else []),
-        *([f"engine: {t.rollout.engine}"] if t.rollout.foreign else []),
-        *([f"{t.rollout.nodes} rollout nodes"] if t.rollout.nodes else []),
-        *(["value_head: tied under fsdp"] if _tied_apart(t) else []),
+        *(["value_head: tied under fsdp"] if _tied_apart(t) and not t.rollout.evaluates else []),
     ]
 
 
@@ -868,10 +866,24 @@ RELATIONS: tuple[Relation, ...] = (
             "placement.actor.strategy",
             "job.program",
         ),
-        rule="must be 0 with what an evaluation cannot do: it generates answers to prompts in the worker, and scores them",
+        rule="must be 0 with what an evaluation cannot do: answers to prompts are generated, in the worker unless vllm, a "
+        "server or rollout nodes generate, and scored",
         broken=lambda t: _ours(t) and t.evaluate.every > 0 and bool(_beyond_evaluation(t)),
         values=lambda t: f"it is {t.evaluate.every}, with {' and '.join(_beyond_evaluation(t))}",
-        remedy="Set evaluate.every: 0, or rollout.engine: torch or served without nodes, and an algorithm that has a reward.",
+        remedy="Set evaluate.every: 0, or an algorithm that has a reward, and value_head: separate.",
+    ),
+    Relation(
+        keys=("evaluate.every", "rollout.staleness", "rollout.engine", "rollout.nodes", "ppo.algorithm", "job.program"),
+        rule="must be a multiple of rollout.staleness where vllm, a server or rollout nodes generate: they get the weights "
+        "every so many steps, and answer held-out prompts by them",
+        broken=lambda t: (
+            _generates(t)
+            and t.rollout.evaluates
+            and t.rollout.staleness > 1
+            and t.evaluate.every % t.rollout.staleness != 0
+        ),
+        values=lambda t: f"it is {t.evaluate.every}, and staleness is {t.rollout.staleness}",
+        remedy=lambda t: f"Write every: {_multiple(t.evaluate.every, t.rollout.staleness)}.",
     ),
     Relation(
         keys=("evaluate.max_tokens", "rollout.max_tokens", "job.program"),

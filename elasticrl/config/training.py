@@ -443,6 +443,11 @@ class Rollout(Section):
         """An engine that is not ours generates: it rounds as it likes, and batches what comes."""
         return self.engine in ("vllm", "server")
 
+    @property
+    def evaluates(self) -> bool:
+        """The engine answers held-out prompts too. Beside `torch` and `served` the worker does, which has the same code."""
+        return self.foreign or (self.engine != "torch" and self.nodes > 0)
+
 
 class Evaluate(Section):
     """Held-out prompts that the policy answers now and then. What they score is reported, and never trained on."""

@@ -30,6 +30,7 @@ from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.begun import Begun
 from elasticrl.ppo.rollout.configured import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
+from elasticrl.ppo.rollout.engine import Draw, drawn
 from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import Outside
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from elasticrl.config import Tree
     from elasticrl.ppo.prompts import Prompt, Prompts
-    from elasticrl.ppo.rollout.engine import Sampling
+    from elasticrl.ppo.rollout.engine import Engine, Sampling
     from elasticrl.ppo.rollout.weights import Bucket
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.trained import Build
@@ -189,7 +190,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         staleness=staleness_of(tree),
         begun=Begun(lambda: now_sent(trainer)) if away is not None and tree.rollout.staleness > 1 else None,
         episodes=episodes_of(tree, base, run, engine, feed, tokenizer),
-        evaluation=evaluation_of(tree, base, run, roles, sampling),
+        evaluation=evaluation_of(tree, base, run, roles, engine),
     )
     base.register(data=cursor, kl=trainer.coefficient)
     if trainer.begun is not None:
@@ -230,36 +231,47 @@ def passes_of(tree: Tree, device: str) -> sizes.Sizes:
     return sizes.of(ppo, device=device, share=share, lanes=lanes, **widest)
 
 
-def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, sampling: Sampling) -> Evaluation | None:
-    """Held-out prompts, answered by the trainer's own weights in this worker, whatever generates what is trained on."""
+def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, its: Engine) -> Evaluation | None:
+    """Held-out prompts, answered by the trainer's own weights: in this worker, or by `its` engine."""
     asked, lanes = tree.evaluate, tree.lanes.count
     if not asked.every:
         return None
-    held_out = tree.data.model_copy(
+    chosen = held_out(tree, base, roles.tokenizer)
+    several = tree.rollout.temperature if asked.samples > 1 else 0.0
+    draw = Draw(
+        tokens=asked.max_tokens or its.sampling.max_tokens, top_p=asked.top_p, top_k=asked.top_k,
+        temperature=several if asked.temperature is None else asked.temperature,
+    )  # fmt: skip
+    engine = (
+        its if tree.rollout.evaluates else beside_training(tree, base, roles, drawn(its.sampling, draw), len(chosen))
+    )
+    return Evaluation(
+        run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, scored=tree.ppo.batch // lanes,
+        draw=draw if engine is its else None, tell=base.tell, says=base.scored,
+    )  # fmt: skip
+
+
+def beside_training(tree: Tree, base: Run, roles: Roles, sampling: Sampling, prompts: int) -> TorchEngine:
+    """What answers so many held-out prompts in this worker, whatever generates what is trained on."""
+    gathers, most = collective(tree, "actor"), -(-prompts // tree.lanes.count) * tree.evaluate.samples
+    return TorchEngine(
+        body(roles.actor), replace(sampling, rows=min(sampling.rows, most)), lockstep=gathers,
+        whole=gathers and tree.rollout.gather, check=lambda: base.check("evaluate"),
+    )  # fmt: skip
+
+
+def held_out(tree: Tree, base: Run, tokenizer: Any) -> list[Prompt]:
+    """The prompts that are never trained on."""
+    asked = tree.evaluate
+    read_as = tree.data.model_copy(
         update={"path": asked.prompts, "split": asked.split, "shuffle": False, "curriculum": Curriculum()}
     )
     try:
-        data = prompts.load(held_out, roles.tokenizer, kept_tokens(base))
+        data = prompts.load(read_as, tokenizer, kept_tokens(base))
     except DataError as error:
         raise DataError(f"evaluate.prompts cannot be used, which is read as data.path is: {error}") from error
-    print(prompts.fitting(held_out, kept=len(data), left_out=data.left_out), flush=True)
-    several = tree.rollout.temperature if asked.samples > 1 else 0.0
-    count = min(len(data), asked.limit or len(data))
-    drawn = replace(
-        sampling, rows=min(sampling.rows, -(-count // lanes) * asked.samples),
-        max_tokens=asked.max_tokens or sampling.max_tokens, top_p=asked.top_p, top_k=asked.top_k,
-        temperature=several if asked.temperature is None else asked.temperature,
-    )  # fmt: skip
-    gathers = collective(tree, "actor")
-    engine = TorchEngine(
-        body(roles.actor), drawn, lockstep=gathers, whole=gathers and tree.rollout.gather,
-        check=lambda: base.check("evaluate"),
-    )  # fmt: skip
-    chosen = [data[number] for number in range(count)]
-    return Evaluation(
-        run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, scored=tree.ppo.batch // lanes, tell=base.tell,
-        says=base.scored,
-    )  # fmt: skip
+    print(prompts.fitting(read_as, kept=len(data), left_out=data.left_out), flush=True)
+    return [data[number] for number in range(min(len(data), asked.limit or len(data)))]
 
 
 def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:

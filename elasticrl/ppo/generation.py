@@ -11,7 +11,7 @@ could be taken up from (`flow.again`). In longer ones the weights that the perio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -203,17 +203,7 @@ class Generator:
 
     def _generate(self, wanted: dict[int, list[Request]], version: int | None = None) -> dict[int, Samples]:
         """Each lane's samples, asked for in one go."""
-        if self.engine.sampling.blocks:
-            wanted = {lane: block(requests, lane) for lane, requests in wanted.items()}
-        asked = [request for requests in wanted.values() for request in requests]
-        if not asked and not self.engine.by_lane:  # else it may be a collective, which no rank may leave out
-            return {}
-        samples = self.engine.generate(asked, version=self.run.version if version is None else version)
-        found, at = {}, 0
-        for lane, requests in wanted.items():
-            found[lane] = cut(samples, slice(at, at + len(requests)))
-            at += len(requests)
-        return found
+        return by_lane(self.engine, wanted, self.run.version if version is None else version)
 
     def _samples(self, step: int) -> str:
         """Stands for what a step is made of, alike on all ranks: all lanes' samples by name, and how they lie in lanes. The
@@ -262,6 +252,20 @@ def requests_of(
         for sample, p in fed
         for name in ([f"{sample}.{i}" for i in groups.members(lane)] if groups.size > 1 else [sample])
     ]
+
+
+def by_lane(engine: Engine, wanted: Mapping[int, list[Request]], version: int) -> dict[int, Samples]:
+    """What an engine makes of lanes' requests, each lane's a block where the engine has these."""
+    if engine.sampling.blocks:
+        wanted = {lane: block(requests, lane) for lane, requests in wanted.items()}
+    asked = [request for requests in wanted.values() for request in requests]
+    if not asked and not engine.by_lane:  # else it may be a collective, which no rank may leave out
+        return {}
+    samples, found, at = engine.generate(asked, version=version), dict[int, Samples](), 0
+    for lane, requests in wanted.items():
+        found[lane] = cut(samples, slice(at, at + len(requests)))
+        at += len(requests)
+    return found
 
 
 def block(requests: Sequence[Request], lane: int) -> list[Request]:

@@ -32,12 +32,15 @@ class State:
             assert not [name for name in lacking if name != "lm_head.weight"], lacking
             self.loads += 1
 
-    def sample(self, prompt: list[int], count: int, seed: int, ends: list[int]) -> tuple[list[int], list[float], bool]:
+    def sample(
+        self, prompt: list[int], count: int, seed: int, ends: list[int], heat: float
+    ) -> tuple[list[int], list[float], bool]:
         chance, tokens, logprobs = torch.Generator().manual_seed(seed), list(prompt), list[float]()
         for _ in range(count):
             with self.lock, torch.no_grad():
                 row = self.model(torch.tensor([tokens])).logits[0, -1].float().log_softmax(-1)
-            token = int(torch.multinomial(row.exp(), 1, generator=chance))
+            likely = (row / heat).softmax(-1) if heat else row
+            token = int(torch.multinomial(likely, 1, generator=chance)) if heat else int(row.argmax())
             tokens.append(token)
             logprobs.append(float(row[token]))
             if token in ends:
@@ -104,9 +107,8 @@ class Handler(BaseHTTPRequestHandler):
     def completion(self, body: Any) -> object:
         self.hang()
         assert body["model"] == "tiny"
-        assert body["temperature"] == 1.0
         said, logprobs, ended = self.state.sample(
-            body["prompt"], body["max_tokens"], body["seed"], body["stop_token_ids"]
+            body["prompt"], body["max_tokens"], body["seed"], body["stop_token_ids"], body["temperature"]
         )
         choice = {
             "token_ids": said, "logprobs": {"token_logprobs": logprobs}, "finish_reason": "stop" if ended else "length",
@@ -126,6 +128,7 @@ class Handler(BaseHTTPRequestHandler):
         said, logprobs, ended = self.state.sample(
             body["input_ids"], asked["max_new_tokens"], asked["sampling_seed"],
             [] if asked["ignore_eos"] else asked["stop_token_ids"],  # as SGLang does
+            asked["temperature"],
         )  # fmt: skip
         meta = {
             "finish_reason": {"type": "stop" if ended else "length"},

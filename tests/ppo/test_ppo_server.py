@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from elastic_kit import events
 from served_kit import LIMITS, SAMPLING, Trainer, end, gang, job, moved, outcome, requests, service, until
 from server_kit import serving
 
@@ -17,7 +18,8 @@ from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.engine import Draw, EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.server_process import Failed, Http, ServerProgram, claimed
 from elasticrl.ppo.rollout.service import Served, Unfit
 from elasticrl.store.embedded import free_ports
@@ -127,6 +129,22 @@ def answers(fake):
         return False
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_what_is_held_out_is_drawn_as_it_asks_beside_what_is_trained_on(tmp_path, folders, actor, dialect):
+    with (
+        serving(dialect, folders["qwen2"], tmp_path) as fake,
+        trained_by(fake, tmp_path, folders["qwen2"], actor) as trainer,
+    ):
+        trainer.engine.publish(1)
+        greedy = [replace(one, draw=Draw(tokens=4, temperature=0.0)) for one in requests(16)]
+        mixed = trainer.engine.generate([*requests(16), *greedy], version=1)
+        assert torch.equal(mixed.tokens[:16], afresh(trainer, requests(16), 1).tokens)
+        likeliest = TorchEngine(actor, replace(SAMPLING, temperature=0.0)).generate(requests(16), version=0)
+        assert torch.equal(mixed.tokens[16:, :11], likeliest.tokens[:, :11])
+        assert (mixed.mask[16:].sum(1) <= 4).all()
+        assert not torch.equal(mixed.tokens[:16], mixed.tokens[16:])
+
+
 def test_weights_that_somebody_else_has_put_there_are_noticed_and_replaced(tmp_path, folders, actor):
     moved(actor)
     with (
@@ -231,8 +249,10 @@ def test_an_engine_whose_server_never_comes_fails_with_a_sentence(tmp_path, fold
         trainer.attendant.close()
 
 
-def test_a_job_trains_on_each_sample_once_though_its_server_is_killed(tmp_path):
+def test_a_job_trains_on_each_sample_once_and_evaluates_though_its_server_is_killed(tmp_path):
     conf = job(tmp_path, {"engine": "server"})
+    evaluate = {"every": 2, "at_start": True, "prompts": conf["data"]["path"], "limit": 6, "samples": 2, "shown": 1}
+    conf |= {"evaluate": evaluate, "telemetry": {"format": "json"}}
     with serving("vllm", conf["model"]["path"], tmp_path) as fake:
         conf["rollout"]["server"] = {"url": fake.url}
         with gang(tmp_path, conf, world=1) as nodes:
@@ -240,5 +260,10 @@ def test_a_job_trains_on_each_sample_once_though_its_server_is_killed(tmp_path):
             nodes.until(lambda: answers(fake) and holds(fake).startswith("elasticrl-"), "the first weights", 200.0)
             fake.kill()
             fake.start()
+            log = nodes.workers["n0"].log
             nodes.until_done(within_s=250.0)
         assert len(outcome(nodes)) > 0
+    told = [event for event in events(log) if event["event"] == "ppo.evaluate"]
+    assert [event["step"] for event in told] == [0, 2, 3]
+    assert len({event["metrics"]["score"] for event in told}) == 3, "each by its own weights"
+    assert all(0 < event["metrics"]["length"] <= 4 for event in told)

@@ -8,7 +8,8 @@ again elsewhere, the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -35,6 +36,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How the tokens of a request are drawn that is not trained on, in place of `Sampling`'s own. Its tokens are no more.
+
+    Example: Draw(tokens=256, temperature=0.0)
+    """
+
+    tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sample to be generated. Example: Request(id="0/17", prompt=(3, 1, 4, 1), seed=5577006791947779410, width=16)"""
 
@@ -47,6 +61,7 @@ class Request:
     block: str = (
         ""  # generated together with the others of this name; a function of the data alone. "": with any others
     )
+    draw: Draw | None = None  # of engines apart; None: as all that is trained on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,29 @@ class Samples:
     logprobs: torch.Tensor  # [B, R] float32: of each token by the engine, at the temperature, before top_p and top_k
     ended: torch.Tensor  # [B] bool: by an end-of-sequence token, not by max_tokens
     version: int  # of the weights
+
+
+def drawn(sampling: Sampling, draw: Draw | None) -> Sampling:
+    """How a request's tokens are drawn."""
+    if draw is None:
+        return sampling
+    return replace(sampling, max_tokens=draw.tokens, temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k)
+
+
+def odd_draw(draw: Draw, most: int) -> str:
+    """Why tokens cannot be drawn so where a request has no more than `most`; "" if they can.
+
+    >>> odd_draw(Draw(tokens=64, temperature=0.0), 256), odd_draw(Draw(tokens=512), 256)
+    ('', '512 tokens were asked for, where 1 to 256 fit')
+    """
+    if type(draw.tokens) is not int or not 1 <= draw.tokens <= most:
+        return f"{draw.tokens!r} tokens were asked for, where 1 to {most} fit"
+    numbers = type(draw.temperature) in (int, float) and type(draw.top_p) in (int, float)
+    if not numbers or not (isfinite(draw.temperature) and draw.temperature >= 0 and 0 < draw.top_p <= 1):
+        return f"nothing is drawn at temperature {draw.temperature!r} and top_p {draw.top_p!r}"
+    if type(draw.top_k) is not int or draw.top_k < 0:
+        return f"its top_k {draw.top_k!r} is no whole number from 0 on"
+    return ""
 
 
 def whole_blocks(lacking: Sequence[K], wanted: Sequence[K]) -> list[K]:

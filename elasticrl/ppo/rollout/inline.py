@@ -68,6 +68,7 @@ class TorchEngine:
             raise StaleWeights(
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
             )
+        assert all(request.draw is None for request in requests), "this engine draws as its `sampling` says"
         self.model.eval()
         self.fits = room.fits(self.model)
         keep = self.whole or not self.lockstep  # else a pass puts together what would be packed, and lets go of it

@@ -136,6 +136,7 @@ def collect(talk: Talk, tag: weights.Tag, missing: Sequence[Request], found: dic
         "generate", struct.pack(f"<{len(prompts)}i", *prompts), tag=asdict(tag), ids=list(names),
         seeds=[request.seed for request in missing], lengths=[len(request.prompt) for request in missing],
         widths=[request.width for request in missing], blocks=[request.block for request in missing],
+        draws=[request.draw and asdict(request.draw) for request in missing],
     )  # fmt: skip
     while names:
         frame = talk.receive()  # a sign of life at least, in every `health_timeout`

@@ -407,7 +407,7 @@ class Server:
         print(f"weights of version {tag.version} in {time.monotonic() - start:.3f} s", flush=True)
 
     def _generate(self, visitor: Visitor, frame: Frame) -> None:
-        from elasticrl.ppo.rollout.engine import Request
+        from elasticrl.ppo.rollout.engine import Draw, Request
         from elasticrl.ppo.rollout.weights import Tag
 
         says = frame.says
@@ -419,16 +419,19 @@ class Server:
             )
             return
         at, requests = 0, list[Request]()
-        columns = [says[column] for column in ("ids", "seeds", "lengths", "widths", "blocks")]
-        for name, seed, length, width, block in zip(*columns, strict=True):
+        columns = [says[column] for column in ("ids", "seeds", "lengths", "widths", "blocks", "draws")]
+        for name, seed, length, width, block, draw in zip(*columns, strict=True):
             prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
             at += length
             mine = (
                 f"{visitor.number}/{block}" if block else ""
             )  # a lane may be asked for by two, one of whom is replaced
-            requests.append(Request(id=name, prompt=prompt, seed=seed, width=width, block=mine))
+            its = None if draw is None else Draw(**draw)
+            requests.append(Request(id=name, prompt=prompt, seed=seed, width=width, block=mine, draw=its))
+        sampling = self.service.sampling
         for request in requests:
-            if why := amiss(request, fits=self.service.sampling.prompt_tokens, vocabulary=self.program.vocabulary):
+            fits, tokens = sampling.prompt_tokens, sampling.max_tokens
+            if why := amiss(request, fits=fits, tokens=tokens, vocabulary=self.program.vocabulary):
                 visitor.tell("no", kind="other", why=f"sample {request.id!r} cannot be generated: {why}")
                 return
         for request in requests:
@@ -494,13 +497,17 @@ class Server:
                     del visitor.out[: visitor.sock.send(visitor.out)]
 
 
-def amiss(request: Request, *, fits: int, vocabulary: int) -> str:
+def amiss(request: Request, *, fits: int, tokens: int, vocabulary: int) -> str:
     """Why a request cannot be generated; "" if it can.
 
     >>> from elasticrl.ppo.rollout.engine import Request
-    >>> amiss(Request(id="0/17", prompt=(3, 1, 16), seed=5), fits=7, vocabulary=16)
+    >>> amiss(Request(id="0/17", prompt=(3, 1, 16), seed=5), fits=7, tokens=4, vocabulary=16)
     "token 16 of its prompt is none of the model's 16: is the tokenizer that model's own?"
     """
+    from elasticrl.ppo.rollout.engine import odd_draw
+
+    if request.draw is not None and (why := odd_draw(request.draw, tokens)):
+        return why
     if not 0 < len(request.prompt) <= fits:
         return f"its prompt has {len(request.prompt)} tokens, where 1 to {fits} fit"
     if type(request.width) is not int or (request.width and not len(request.prompt) <= request.width <= fits):

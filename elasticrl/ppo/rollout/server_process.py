@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from elasticrl.base.parsed import parsed
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import Request
+from elasticrl.ppo.rollout.engine import Request, drawn
 from elasticrl.ppo.rollout.process import Said
 from elasticrl.ppo.rollout.service import Unfit
 
@@ -157,7 +157,7 @@ class Vllm:
 
     def asked(self, request: Request, tokens: int) -> tuple[str, dict[str, Any]]:
         """The completions of vLLM itself, which give token ids and their log-probabilities."""
-        s = self._sampling
+        s = drawn(self._sampling, request.draw)
         return "/v1/completions", {
             "model": self._model, "prompt": list(request.prompt), "max_tokens": tokens, "seed": request.seed,
             "temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k or -1, **PLAIN,
@@ -208,7 +208,7 @@ class Sglang:
 
     def asked(self, request: Request, tokens: int) -> tuple[str, dict[str, Any]]:
         """SGLang's own endpoint, with token ids and log-probabilities."""
-        s = self._sampling
+        s = drawn(self._sampling, request.draw)
         return "/generate", {
             "input_ids": list(request.prompt), "return_logprob": True,
             "sampling_params": {
@@ -312,7 +312,8 @@ class ServerProgram:
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
         """Asks the server in a thread, for one more sample."""
-        self._under_way[key] = self._pool.submit(self._ask, key, request, tokens or self._sampling.max_tokens)
+        most = tokens or drawn(self._sampling, request.draw).max_tokens
+        self._under_way[key] = self._pool.submit(self._ask, key, request, most)
 
     def drop(self, keys: Iterable[str]) -> None:
         """As Program's. A server gives up what nobody listens for any more."""

@@ -14,6 +14,7 @@ import torch
 from elasticrl.config.training import Model
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.engine import drawn
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.process import Said
 
@@ -63,18 +64,23 @@ class TorchProgram:
             self._waiting.pop(key, None)
 
     def step(self, alive: Callable[[], None]) -> Iterable[Said]:
-        """Generates one block: of what waits, what has the width of the first."""
+        """Generates one block: of what waits, what has the width of the first, and is drawn like it."""
         self._alive = alive
         first, tokens = next(iter(self._waiting.values()))  # a check is a block of its own
-        like = first.block, first.width, tokens  # one width: of several the engine would make several blocks
-        block = {k: r for k, (r, t) in self._waiting.items() if (r.block, r.width, t) == like}
+        like = (
+            first.block,
+            first.width,
+            first.draw,
+            tokens,
+        )  # one width: of several the engine would make several blocks
+        block = {k: r for k, (r, t) in self._waiting.items() if (r.block, r.width, r.draw, t) == like}
         if not first.block:
             block = dict(list(block.items())[: self._engine.rows])
         full = self._engine.sampling
-        if tokens is not None:
-            self._engine.sampling = replace(full, max_tokens=tokens)
+        its = drawn(full, first.draw)
+        self._engine.sampling = its if tokens is None else replace(its, max_tokens=tokens)
         try:
-            found: Any = self._engine.generate(list(block.values()), version=0)
+            found: Any = self._engine.generate([replace(r, draw=None) for r in block.values()], version=0)
         finally:
             self._engine.sampling = full
         for i, key in enumerate(block):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.engine import drawn
 from elasticrl.ppo.rollout.process import Said
 from elasticrl.ppo.rollout.service import Unfit
 from elasticrl.ppo.rollout.wire import Lost
@@ -165,15 +166,12 @@ class VllmProgram:
         self._engine: Any = self._llm.llm_engine
         self._params = {
             "logprobs": 0,  # of the sampled token alone
-            "temperature": s.temperature,
-            "top_p": s.top_p,
-            "top_k": s.top_k or -1,
             "ignore_eos": True,  # it does not know the trainer's; these are they
             "stop_token_ids": list(s.eos),
             "detokenize": False,
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
-        self._tokens = s.max_tokens
+        self._sampling = s
         self._make: Any = SamplingParams
         self.vocabulary: int = self._engine.model_config.get_vocab_size()
         self.versions = {"vllm": str(found), "torch": torch.__version__}
@@ -186,7 +184,11 @@ class VllmProgram:
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
         """Gives vLLM one more request, by its seed."""
-        params = self._make(seed=request.seed, max_tokens=tokens or self._tokens, **self._params)
+        s = drawn(self._sampling, request.draw)
+        params = self._make(
+            seed=request.seed, max_tokens=tokens or s.max_tokens, temperature=s.temperature, top_p=s.top_p,
+            top_k=s.top_k or -1, **self._params,
+        )  # fmt: skip
         self._engine.add_request(key, {"prompt_token_ids": list(request.prompt)}, params)
 
     def drop(self, keys: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from elasticrl.runtime.vault.channel import MAC_BYTES, Signer, keep_alive, proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 SOCKET: Final = "engine.sock"
 LIMIT: Final = 1 << 30  # bytes of one frame
 STRANGERS: Final = 4096  # the same, of one who has not proved anything yet
