@@ -103,7 +103,7 @@ full: setup system lint types
 	$(BIN)/python -m chaos.explore --faults 1 --boot --turns 1
 	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 1800
 	$(BIN)/python -m chaos.explore --mutants
-	$(BIN)/python -m chaos.mutate --unit --least 30
+	$(BIN)/python -m chaos.mutate --unit --least 70
 
 # On a card the Python is .venv's, or where there is none the machine's own: it has a torch with CUDA, and may reach no registry.
 # docs/GPU.md. OUT=FOLDER: the results go there; ONLY=bits,kills: these parts alone. A rehearsal on a busy machine has longer.

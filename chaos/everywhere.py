@@ -93,7 +93,7 @@ BASES: Final[dict[str, Base]] = {
 }  # fmt: skip
 
 #: What changes nothing in the simulator, is only the opposite of another, or needs what the cases have not: probes of
-#: every way (`shape.deep`), a script; or that is found out only when all are looked at.
+#: every way (`shape.deep`), a script, a server; or that is found out only when all are looked at.
 LEFT_OUT: Final = (
     "clock_step",
     "admit",
@@ -105,6 +105,7 @@ LEFT_OUT: Final = (
     "stray_worker",
     "part_ways",
     "quiet_log",
+    "wait_outside",
 )
 #: How long a second fault lasts, and how strong it is, where its own least would say nothing.
 LASTS_S: Final = {

@@ -120,8 +120,6 @@ KINDS: Final[dict[str, Kind]] = {
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),
     "wait_outside": Kind(does="a worker waits for a server outside of the gang", reach="node", weight=0, for_s=(2, 20)),
-    "says_memory": Kind(does="a worker's log says that it ran out of GPU memory", reach="node", weight=0),
-    "says_setting": Kind(does="a worker's log names a setting with which no gang can form", reach="node", weight=0),
     "part_ways": Kind(does="a worker enters another collective than the others, in so many gangs", reach="node", weight=0),
     "quiet_log": Kind(does="a script's log tells of no progress, though it goes on", reach="node", weight=0, for_s=(5, 200)),
     "nccl_breaks": Kind(does="NCCL does not work over a node's ways; all else does", reach="node", weight=0, for_s=(5, 60)),

@@ -33,7 +33,6 @@ class Nemesis:
         self.active: dict[int, tuple[Fault, Undo]] = {}
         self.healed = False
         self.struck: list[str] = []
-        self._lines = 0  # of all logs
         self._waiting: dict[str, list[tuple[int, Fault]]] = {}
         self._arrivals: dict[str, int] = {}
         cluster.nemesis = self
@@ -196,10 +195,6 @@ class Nemesis:
                 self.cluster.outside.add(node.name)
                 node.tell()
                 return touched, partial(self._inside, node)
-            case "says_memory":
-                node.finds(self._line_of(node, last, Kind.OOM, Sign.GPU_MEMORY, "CUDA out of memory"))
-            case "says_setting":
-                node.finds(self._line_of(node, last, Kind.EXCEPTION, Sign.SETTING, "unknown backend"))
             case "part_ways":
                 node.parts_ways = max(1, int(fault.value))
             case "quiet_log" if self.cluster.script and node.stall is None:
@@ -219,17 +214,6 @@ class Nemesis:
         """Its server has answered."""
         self.cluster.outside.discard(node.name)
         node.tell()
-
-    def _line_of(self, node: Node, slot: int, kind: Kind, sign: Sign, detail: str) -> Evidence:
-        """A line of a worker's log."""
-        plan = self.cluster.store.shared.plan
-        seated = plan is not None and node.name in plan.place and plan.generation == node.generation
-        rank = plan.first_rank(plan.seats[plan.place[node.name]].member) + slot if plan is not None and seated else None
-        self._lines += 1
-        return Evidence(
-            kind=kind, sign=sign, rank=rank, node=node.name, generation=node.generation, detail=detail,
-            line=detail, line_no=self._lines, source="log",
-        )  # fmt: skip
 
     def _line(self, node: Node) -> None:
         """Its log tells of progress again."""

@@ -78,7 +78,7 @@ def test_a_sample_of_the_mutants_that_nobody_listed(capsys):
         "--each",
         "5",
         "--least",
-        "25",
+        "50",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
     with capsys.disabled():
