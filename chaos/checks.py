@@ -241,7 +241,7 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
                 elif (
                     case.scenario.shape.settings.means.in_place
                     and _restarts(before, plan, here.get(member))
-                    and not (guilty.touched(member) or guilty.late)
+                    and not (guilty.touched(member) or guilty.misled(fact.by))
                 ):
                     yield (
                         fact.at,
@@ -268,7 +268,7 @@ class _Guilt:
         self.all = bool(case.scenario.shape.evaluates_every)  # what some steps have and others have not befalls all
         self.seats: frozenset[str] = frozenset()
         self.alien = set(case.scenario.shape.alien)
-        self.lossy, self.slow, self.cut = _Trouble(), _Trouble(), _Trouble()
+        self.lossy, self.slow, self.cut, self.shown = _Trouble(), _Trouble(), _Trouble(), _Trouble()
         self.lease_s = settings.membership.lease_ttl_s + 2 * settings.retry_s + WATCH_S
         # What the store brings late may miss the deadline of its rung.
         self.rung_s = settings.recovery.replace_s + 2 * settings.retry_s + WATCH_S
@@ -281,7 +281,8 @@ class _Guilt:
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind in {"crash_loop", "refused_loop"}
         if isinstance(fact, Struck | Eased):
-            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate", "lossy_node"))):
+            cut, shown = ("isolate", "lossy_node"), ("stale_view",)
+            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, cut), (self.shown, shown)):
                 trouble.see(fact, kinds)
         elif isinstance(fact, Planned):
             self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
@@ -300,6 +301,10 @@ class _Guilt:
     def late(self) -> bool:
         """Does the store bring things late, or did it until a moment ago?"""
         return self.slow.felt(self.now, self.rung_s)
+
+    def misled(self, writer: str) -> bool:
+        """Does this member see late what the store brings, as the store is slow, or as it is shown the past (seed 45004562)?"""
+        return self.late or node_of(writer) in self.shown.upon(self.now, self.rung_s)
 
     def touched(self, member: str) -> bool:
         """Has anything befallen this member or its links? The last one that hears, alone among the deaf, may pass for deaf."""

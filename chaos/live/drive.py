@@ -344,7 +344,8 @@ class Drive:
                     struck_at = self.eye.now
                 else:
                     due[number] = self.eye.now + RETRY_S
-            self._look_at_files(min(due.values(), default=inf))
+            first = bool(due) and struck_at <= start  # still to come: a place is one of what that sets off
+            self._look_at_files(-inf if first else min(due.values(), default=inf))
             late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
             late += [n for n, at in due.items() if n not in tried and self.eye.now > max(at, struck_at) + PLACE_S]
             if not due and self.eye.now > struck_at + PLACE_S:

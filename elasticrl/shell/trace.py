@@ -172,8 +172,7 @@ class Trace:
         self.close()
         head, new, old = (self._folder / f"trace-{name}.jsonl" for name in ("head", "new", "old"))
         self._folder.mkdir(parents=True, exist_ok=True)
-        head.unlink(missing_ok=True)
-        file = head.open("x", encoding="utf-8")  # made here: never what somebody's link leads to
+        file = head.open("w", encoding="utf-8")
         try:
             self._size, self._view = 0, before.view
             self._put(file, {"v": FORMAT, "state": encode(before)})

@@ -86,6 +86,7 @@ puts = st.one_of(
     st.builds(put, st.just(TEXT), sums=st.binary(max_size=9)),
     st.builds(put, st.just(TEXT), size=numbers, data=st.binary(max_size=120)),
 )
+gets = altered(GET).map(lambda asked: [({"op": "get", **asked}, b"", 0)])
 lies = st.tuples(
     st.one_of(
         altered(GET), altered({"op": "put", "data_bytes": len(DATA)}), altered({"block": 0}), st.dictionaries(words, values),
@@ -124,7 +125,7 @@ async def hung_up(channel: Channel) -> None:
 
 
 @fuzzed
-@given(st.lists(st.one_of(puts, st.lists(lies, min_size=1, max_size=3)), min_size=1, max_size=4), st.booleans())
+@given(st.lists(st.one_of(puts, gets, st.lists(lies, min_size=1, max_size=3)), min_size=1, max_size=4), st.booleans())
 def test_a_member_that_has_gone_wrong_ends_its_own_conversation_alone(told: list[list[Said3]], before: bool) -> None:
     """And the next one's shard is kept, and given back as it was."""
     wrong: list[Mapping[str, Any]] = []
