@@ -241,7 +241,8 @@ class Slow:
 def call(name: str, turn: int = 0, **more) -> Call:
     task = Task(id=name, prompt="6*7", seed=1)
     message = Message(turn=turn, tokens=(1, 2), text="12", raw="12", whole=True) if turn != RESET else None
-    return Call(**{"lane": 0, "task": task, "turn": turn, "message": message, **more})
+    heard = (1, 2) * max(turn, 0)
+    return Call(**{"lane": 0, "task": task, "turn": turn, "message": message, "heard": heard, **more})
 
 
 def test_a_call_has_a_deadline():
@@ -314,6 +315,22 @@ def test_a_call_that_was_under_way_as_the_gang_was_cut_short_is_not_made_twice()
     threading.Timer(0.2, Gate.let.set).start()
     assert [found.taped.reply.done for found in desk.ask([call("a"), call("b")])] == [True, True]
     assert Gate.seen == {"a": 1, "b": 1}
+
+
+def test_a_reply_is_to_all_that_was_said_before_and_so_is_an_environment_that_lives():
+    """An engine whose text may be another after a fault: the same message may then follow another one."""
+    Counts.made = 0
+    desk = Desk("counts", Counts, PATIENCE, Tape(None))
+    for turn in (RESET, 0, 1):
+        desk.ask([call("a", turn)])
+    assert Counts.made == 1, "it lives from turn to turn"
+    other = call("a", 0, message=Message(turn=0, tokens=(3,), text="3", raw="3", whole=True))
+    (found,) = desk.ask([other])
+    assert (found.taped.reply.observation, Counts.made) == ("1", 2), "that of another beginning is not asked"
+    (found,) = desk.ask([call("a", 1, heard=(3,), past=lambda: [other.message])])
+    assert (found.taped.reply.observation, Counts.made) == ("2", 2), (
+        "its reply to the same words after others was taken"
+    )
 
 
 class Counts:

@@ -2,7 +2,8 @@
 
 The idea: what counts is the step's buffer in the vault, which is sealed before the next message goes out. The tape only saves
 calls: it has the replies of a turn that was cut short. It lies beside the vault and so outlives a worker, not the node. A reply
-is found by its sample, its turn and the very message that it answers, so an old one can't be taken for another.
+is found by its sample, its turn and all that was said up to the message that it answers, so an old one can't be taken for
+another.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Tape:
 
 
 def key_of(sample: str, turn: int, tokens: Sequence[int]) -> str:
-    """Names a call. Example: "0:17 1 5f0c1a2b3c4d5e6f" of sample 0:17, its second turn, and a message."""
+    """Names a call. Example: "0:17 1 5f0c1a2b3c4d5e6f" of sample 0:17, its second turn, and all that was said up to there."""
     return f"{sample} {turn} {blake2b(repr(tuple(tokens)).encode(), digest_size=8).hexdigest()}"
 
 
