@@ -317,18 +317,36 @@ def test_a_call_that_was_under_way_as_the_gang_was_cut_short_is_not_made_twice()
     assert Gate.seen == {"a": 1, "b": 1}
 
 
+class Remembers:
+    """Says all that it has heard."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Remembers.made += 1
+
+    def reset(self, _task: Task) -> None:
+        self.heard = ""
+
+    def step(self, message: Message) -> Reply:
+        self.heard += message.text
+        return Reply(observation=self.heard)
+
+
 def test_a_reply_is_to_all_that_was_said_before_and_so_is_an_environment_that_lives():
     """An engine whose text may be another after a fault: the same message may then follow another one."""
-    Counts.made = 0
-    desk = Desk("counts", Counts, PATIENCE, Tape(None))
+    desk = Desk("remembers", Remembers, PATIENCE, Tape(None))
     for turn in (RESET, 0, 1):
-        desk.ask([call("a", turn)])
-    assert Counts.made == 1, "it lives from turn to turn"
+        (found,) = desk.ask([call("a", turn)])
+    assert (found.taped.reply.observation, Remembers.made) == ("1212", 1), "it lives from turn to turn"
     other = call("a", 0, message=Message(turn=0, tokens=(3,), text="3", raw="3", whole=True))
     (found,) = desk.ask([other])
-    assert (found.taped.reply.observation, Counts.made) == ("1", 2), "that of another beginning is not asked"
+    assert (found.taped.reply.observation, Remembers.made) == ("3", 2), "that of another beginning is not asked"
+    four = Message(turn=1, tokens=(4,), text="4", raw="4", whole=True)
+    (found,) = desk.ask([call("a", 1, message=four, past=lambda: [call("a").message])])
+    assert (found.taped.reply.observation, Remembers.made) == ("124", 3), "one with another beginning was asked"
     (found,) = desk.ask([call("a", 1, heard=(3,), past=lambda: [other.message])])
-    assert (found.taped.reply.observation, Counts.made) == ("2", 2), (
+    assert (found.taped.reply.observation, Remembers.made) == ("312", 4), (
         "its reply to the same words after others was taken"
     )
 
