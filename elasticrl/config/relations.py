@@ -113,7 +113,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.staleness", "environment.function",
+    "model.strategy", "rollout.staleness",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
@@ -121,8 +121,8 @@ PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 
 
 def _beyond_teams(t: Tree) -> list[str]:
-    """What is set that teams of the trainer do not know: a model's layers are cut by one plan alone, what an environment says
-    may differ between the members of a team, and of weights that an engine's period began with nobody keeps a member's part.
+    """What is set that teams of the trainer do not know: a model's layers are cut by one plan alone, and of weights that an
+    engine's period began with nobody keeps a member's part.
     """
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import compress
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.engine import Draw, Engine
     from elasticrl.ppo.rollout.episodes import Episodes, Fed
     from elasticrl.ppo.run import Run
+    from elasticrl.runtime.asked import Kind
 
+T = TypeVar("T")
 CUT = 400  # characters of a prompt or an answer that is shown
 
 
@@ -314,6 +316,10 @@ class Aside:
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """As the run's."""
         return self._run.exchange(tallies)
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """As the run's."""
+        return self._run.ask_once(ask, kind)
 
 
 def score_of(row: Rows, score: Score) -> float:

@@ -99,11 +99,11 @@ def test_kills_in_turns_and_in_calls_cost_no_bit_and_each_reply_is_used_once(tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("engine", ["torch", "server"])
+@pytest.mark.parametrize("engine", ["torch", "server", "team"])
 def test_a_worker_that_dies_in_calls_of_an_evaluation_and_of_training_changes_nothing(
     tmp_path: Path, conf, engine: str
 ):
-    """The server is ours and says the same again; it is started anew in the middle."""
+    """The server is ours and says the same again; it is started anew in the middle. Of the team its first member asks."""
     evaluate = {
         "every": 2,
         "at_start": True,
@@ -119,17 +119,20 @@ def test_a_worker_that_dies_in_calls_of_an_evaluation_and_of_training_changes_no
         if fake:
             more = {"engine": engine, "server": {"url": fake.url}, "health_timeout": "60s", "start_timeout": "120s"}
             conf = {**conf, "rollout": {**conf["rollout"], **more}}
-        for name, world in (("alone", 1), ("struck", 1 if fake else 2)):
+        if team := engine == "team":
+            conf = {**conf, "model": {**conf["model"], "tp": 2}, "node": {"workers": 2}}
+        for name, world in (("alone", 2 if team else 1), ("struck", 1 if fake else 2)):
             ends, calls, members = tmp_path / name / "ends", tmp_path / f"calls.{name}", [f"n{i}" for i in range(world)]
+            asks = members[0] if team else members[-1]
             with Nodes(tmp_path / name, steps=2, lanes=4, program="ppo_ends", conf=conf, copies=world - 1) as gang:
                 ends.mkdir()
                 gang.env |= {"PPO_ENDS": str(ends), "TURNS_CALLS": str(calls)}
                 for turn in ("0", "-1") if name == "struck" else ():  # in the evaluation, and later in training
-                    (ends / f"call.{members[-1]}").write_text(turn)
+                    (ends / f"call.{asks}").write_text(turn)
                     gang.plan(*members)
-                    gang.workers[members[-1]].process.join(400)
-                    assert gang.workers[members[-1]].process.exitcode == -9, "no call was struck"
-                    gang.kill_worker(members[-1])
+                    gang.workers[asks].process.join(400)
+                    assert gang.workers[asks].process.exitcode == -9, "no call was struck"
+                    gang.kill_worker(asks)
                     if fake:
                         fake.kill()
                         fake.start()
@@ -148,6 +151,9 @@ def test_a_worker_that_dies_in_calls_of_an_evaluation_and_of_training_changes_no
     assert found[0] == found[1]
     assert sorted(found[0][1]) == [0, 2]
     assert {"turns", "lost", "pass@2"} <= found[0][1][0][0].keys()
+    trained = [times for (sample, _), times in asked[0].items() if not sample.startswith("evaluate/")]
+    assert set(trained) == {1}, "one member of a team asks"
+    assert max(asked[0].values()) == 2, "there were two evaluations"
     again = asked[1] - asked[0]
     assert not asked[0] - asked[1]
     assert 2 <= sum(again.values()) <= 2 * AT_ONCE, "more was asked again than was under way"

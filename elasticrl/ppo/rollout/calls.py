@@ -29,7 +29,7 @@ from elasticrl.ppo.environments import (
     observed,
 )
 from elasticrl.ppo.rewards import outcomes
-from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
+from elasticrl.ppo.rollout.tape import Tape, Taped, key_of, plain, taped_of
 
 _T = TypeVar("_T")
 PAUSE_S = (0.1, 5.0)  # before the second try, and at most
@@ -235,7 +235,10 @@ class Desk:
                 reply = Reply(observation=observed(who, environment.reset(call.task)))
             else:
                 reply = checked(who, environment.step(call.message), call.message)
-            return Taped(reply=reply, state=environment.save() if hasattr(environment, "save") else None)
+            # As it comes from a tape, or from another member of a team, so that all make the same of it.
+            return taped_of(
+                plain(Taped(reply=reply, state=environment.save() if hasattr(environment, "save") else None))
+            )
 
     @contextmanager
     def _judged(self, call: Call, environment: object) -> Iterator[None]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import ALONE, block, by_of, requests_of
+from elasticrl.ppo.generation import ALONE, by_lane, by_of, requests_of
 from elasticrl.ppo.groups import Groups
+from elasticrl.ppo.handed import OUTCOMES, SAMPLES
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.rollout.engine import Draw
     from elasticrl.ppo.run import Buffer
+    from elasticrl.runtime.asked import Kind
 
+T = TypeVar("T")
 Fed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # as Feed's: the prompts of a step and a lane
 OWN = ("turn", "over", "state")  # rows that nobody needs once the episodes are over
 
@@ -152,6 +155,9 @@ class Plays(Protocol):
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """As Run's."""
 
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """As Run's."""
+
 
 class Episodes:
     """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole
@@ -247,15 +253,14 @@ class Episodes:
             groups = [[lanes[at] for at in some] for some in self.engine.crowds(sizes)]
         for together in groups:
             asked = {lane: self._silent(lane, turn) for lane in together}
-            by_lane = {lane: list(its.values()) for lane, its in asked.items()}
-            if self.engine.sampling.blocks:
-                by_lane = {lane: block(its, lane) for lane, its in by_lane.items()}
-            requests = [request for its in by_lane.values() for request in its]
-            if requests or lockstep:
-                found = self.engine.generate(requests, version=self.run.version)
-                answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
+            wanted = {lane: list(its.values()) for lane, its in asked.items()}
+            if any(wanted.values()) or lockstep:
+                ask = partial(by_lane, self.engine, wanted, self.run.version)
+                made = ask() if self.engine.by_lane else self.run.ask_once(ask, SAMPLES)
                 for lane, its in asked.items():
-                    self.run.buffer.put(lane, **self._heard(lane, turn, {place: next(answers) for place in its}))
+                    found = made[lane]
+                    answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
+                    self.run.buffer.put(lane, **self._heard(lane, turn, dict(zip(its, answers, strict=True))))
 
     def _silent(self, lane: int, turn: int) -> dict[int, Request]:
         """What is to be generated of a lane, by place; nothing if it came before, as one of lockstep may."""
@@ -291,7 +296,7 @@ class Episodes:
             for place, call in self._calls(lane, turn):
                 places.append((lane, place))
                 calls.append(call)
-        outcomes = self.desk.ask(calls)
+        outcomes = self.run.ask_once(partial(self.desk.ask, calls), OUTCOMES)
         for lane in dict.fromkeys(self.run.lanes):
             mine = {place: found for (its, place), found in zip(places, outcomes, strict=True) if its == lane}
             buffer.put(lane, **self._answered(buffer.rows[lane], turn, mine))

@@ -20,7 +20,7 @@ from elasticrl.base.parsed import parsed
 from elasticrl.ppo.environments import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 STEPS = 2  # that are kept: a gang may go back into the step before the present one
@@ -64,7 +64,7 @@ class Tape:
         self._known[lane, key] = taped
         if self._folder is None:
             return
-        line = json.dumps({"key": key, **asdict(taped)}, default=str)
+        line = json.dumps({"key": key, **plain(taped)})
         with suppress(OSError):
             file = self._file(lane)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,8 +105,19 @@ def _read(line: str) -> tuple[str, Taped] | None:
         found: Any = parsed(text)
     except ValueError:  # larger or deeper than is read: it is asked again
         return None
+    return found["key"], taped_of(found)
+
+
+def plain(taped: Taped) -> dict[str, Any]:
+    """As it is written, and as it travels."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(taped), default=str))
+    return found
+
+
+def taped_of(found: Mapping[str, Any]) -> Taped:
+    """The reverse."""
     observation = found["reply"]["observation"]
     reply = Reply(
         **found["reply"] | {"observation": observation if isinstance(observation, str) else tuple(observation)}
     )
-    return found["key"], Taped(reply=reply, state=found["state"])
+    return Taped(reply=reply, state=found["state"])
