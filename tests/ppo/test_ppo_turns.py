@@ -1,5 +1,6 @@
 """Several turns: what a row looks like, what is trained on, what a reply may be, and what becomes of trouble."""
 
+import json
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,8 @@ from turns_kit import PATIENCE, WORDS, learns, turned
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.advantages import contested, group_gains, leave_one_out, of_all_tokens
 from elasticrl.ppo.environments import EnvironmentFault, Message, Reply, Task, Trouble, is_trouble, made_by
-from elasticrl.ppo.rollout.calls import RESET, Call, Desk
+from elasticrl.ppo.handed import OUTCOMES
+from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
 from elasticrl.ppo.rollout.episodes import Words
 from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
 
@@ -315,6 +317,21 @@ def test_a_call_that_was_under_way_as_the_gang_was_cut_short_is_not_made_twice()
     threading.Timer(0.2, Gate.let.set).start()
     assert [found.taped.reply.done for found in desk.ask([call("a"), call("b")])] == [True, True]
     assert Gate.seen == {"a": 1, "b": 1}
+
+
+def test_replies_come_to_the_members_of_a_team_as_they_were():
+    replies = [
+        Reply(observation="=42", reward=0.1 + 0.2),
+        Reply(observation=(3, 1), reward=[0.5, -0.0], done=True),
+        Reply(observation=({"role": "tool", "content": "ü"},)),
+    ]
+    found = [
+        Outcome(taped=Taped(reply=reply, state=state), troubles=2)
+        for reply, state in zip(replies, ("s", "", None), strict=True)
+    ]
+    found.append(Outcome(taped=None, troubles=4))
+    packed = OUTCOMES.pack(found)
+    assert OUTCOMES.unpack(replace(packed, words=json.loads(json.dumps(packed.words)))) == found
 
 
 class Remembers:
