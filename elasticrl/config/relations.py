@@ -113,7 +113,7 @@ def _unreadable(t: Tree) -> str:
 
 
 _NO_TEAMS = (
-    "model.strategy", "rollout.staleness", "environment.function",
+    "model.strategy", "rollout.staleness",
     "placement.actor.strategy", "placement.actor.offload", "placement.critic.strategy", "placement.critic.offload",
     "placement.ref.strategy", "placement.ref.offload", "placement.reward.strategy",
 )  # fmt: skip
@@ -121,8 +121,8 @@ PART = r"^[A-Za-z]\w{0,31}$"  # a part of a reward
 
 
 def _beyond_teams(t: Tree) -> list[str]:
-    """What is set that teams of the trainer do not know: a model's layers are cut by one plan alone, what an environment says
-    may differ between the members of a team, and of weights that an engine's period began with nobody keeps a member's part.
+    """What is set that teams of the trainer do not know: a model's layers are cut by one plan alone, and of weights that an
+    engine's period began with nobody keeps a member's part.
     """
     off = {None, "none", "replicated"}
     trained = {"model.strategy", "placement.actor.strategy", "placement.critic.strategy"}
@@ -154,7 +154,6 @@ def _beyond_evaluation(t: Tree) -> list[str]:
     """What is set that evaluations do not know."""
     return [
         *([f"algorithm: {t.ppo.algorithm}"] if not _generates(t) else []),
-        *([f"environment.function: {t.environment.function}"] if t.environment.function else []),
         *(["value_head: tied under fsdp"] if _tied_apart(t) and not t.rollout.evaluates else []),
     ]
 
@@ -858,7 +857,6 @@ RELATIONS: tuple[Relation, ...] = (
         keys=(
             "evaluate.every",
             "ppo.algorithm",
-            "environment.function",
             "rollout.engine",
             "rollout.nodes",
             "model.value_head",
@@ -901,15 +899,11 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
-        keys=("environment.function", "rollout.engine", "ppo.algorithm", "job.program"),
-        rule="must be null but for algorithms that generate, with rollout.engine: torch or served, which go on after a reply",
-        broken=lambda t: (
-            _ours(t) and t.environment.function is not None and not (_generates(t) and not t.rollout.foreign)
-        ),
-        values=lambda t: (
-            f"it is {t.environment.function}, with algorithm: {t.ppo.algorithm} and engine: {t.rollout.engine}"
-        ),
-        remedy="Set engine: torch or served, or remove environment.function.",
+        keys=("environment.function", "ppo.algorithm", "job.program"),
+        rule="must be null for dpo, kto and sft, which generate nothing that an environment could answer",
+        broken=lambda t: _ours(t) and t.environment.function is not None and t.ppo.algorithm in GIVEN,
+        values=lambda t: f"it is {t.environment.function}, with algorithm: {t.ppo.algorithm}",
+        remedy="Set an algorithm that generates, such as grpo, or remove environment.function.",
     ),
     Relation(
         keys=("environment.function", "rollout.staleness", "ppo.algorithm", "job.program"),

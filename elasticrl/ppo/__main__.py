@@ -29,7 +29,15 @@ from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.begun import Begun
-from elasticrl.ppo.rollout.configured import episodes_of, not_here, outside, sampling_of, sent_as, tools_of
+from elasticrl.ppo.rollout.configured import (
+    episodes_of,
+    held_out_episodes,
+    not_here,
+    outside,
+    sampling_of,
+    sent_as,
+    tools_of,
+)  # fmt: skip
 from elasticrl.ppo.rollout.engine import Draw, drawn
 from elasticrl.ppo.rollout.episodes import Episodes
 from elasticrl.ppo.rollout.inline import TorchEngine
@@ -91,6 +99,8 @@ def main(config: str | None = None) -> None:
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
         if isinstance(trainer.generator, Episodes):
             trainer.generator.end()
+        if trainer.evaluation is not None:
+            trainer.evaluation.end()
 
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
@@ -239,15 +249,17 @@ def evaluation_of(tree: Tree, base: Run, run: ElasticRun, roles: Roles, its: Eng
     chosen = held_out(tree, base, roles.tokenizer)
     several = tree.rollout.temperature if asked.samples > 1 else 0.0
     draw = Draw(
-        tokens=asked.max_tokens or its.sampling.max_tokens, top_p=asked.top_p, top_k=asked.top_k,
+        tokens=min(asked.max_tokens or its.sampling.max_tokens, its.sampling.max_tokens),  # of a message, where there are turns
+        top_p=asked.top_p, top_k=asked.top_k,
         temperature=several if asked.temperature is None else asked.temperature,
     )  # fmt: skip
     engine = (
         its if tree.rollout.evaluates else beside_training(tree, base, roles, drawn(its.sampling, draw), len(chosen))
     )
+    told = draw if engine is its else None
     return Evaluation(
-        run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, scored=tree.ppo.batch // lanes,
-        draw=draw if engine is its else None, tell=base.tell, says=base.scored,
+        run, engine, chosen, asked, lanes=lanes, steps=tree.job.steps, scored=tree.ppo.batch // lanes, draw=told,
+        episodes=held_out_episodes(tree, base, engine, roles.tokenizer, told), tell=base.tell, says=base.scored,
     )  # fmt: skip
 
 
@@ -267,7 +279,7 @@ def held_out(tree: Tree, base: Run, tokenizer: Any) -> list[Prompt]:
         update={"path": asked.prompts, "split": asked.split, "shuffle": False, "curriculum": Curriculum()}
     )
     try:
-        data = prompts.load(read_as, tokenizer, kept_tokens(base))
+        data = prompts.load(read_as, tokenizer, kept_tokens(base), tools=tools_of(tree))
     except DataError as error:
         raise DataError(f"evaluate.prompts cannot be used, which is read as data.path is: {error}") from error
     print(prompts.fitting(read_as, kept=len(data), left_out=data.left_out), flush=True)
@@ -537,9 +549,18 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
         micro_tokens=ppo.micro_tokens, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
         loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss", report.metrics.get("loss"))),
-        comm_s=comm.figures["waits"],
+        comm_s=comm.figures["waits"], quicker=quicker(tree),
     )  # fmt: skip
     return comm, seen
+
+
+def quicker(tree: Tree) -> tuple[str, ...]:
+    """What a job could use to get its samples sooner. Nothing is generated ahead where an environment answers."""
+    ahead = not tree.rollout.staleness and tree.environment.function is None
+    return (
+        *(["rollout.engine: vllm"] if not tree.rollout.foreign and not tree.model.lora.rank else []),
+        *(["rollout.staleness"] if ahead else []),
+    )
 
 
 def adviser(tree: Tree) -> Adviser:

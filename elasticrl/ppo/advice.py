@@ -41,6 +41,7 @@ class Seen:
     device: str = "cpu"
     loss: float | None = None
     comm_s: float = 0.0  # in collectives, waits for others among them
+    quicker: Sequence[str] = ()  # what could generate samples sooner, and is not set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def sync_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
 
 def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """Generating takes longer than training."""
-    rollout = _usual(past, "rollout")
+    rollout, quicker = _usual(past, "rollout"), past[-1].quicker
     update = median(
         sum(took for name, took in seen.seconds.items() if name.endswith("update")) for seen in past[-WINDOW:]
     )
@@ -85,8 +86,8 @@ def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     return Advice(
         rule="rollout",
         numbers={"rollout_s": rollout, "update_s": update},
-        text=f"rollout takes {ms(rollout)}, update {ms(update)}: the trainers wait for samples; use rollout.engine: vllm, "
-        "or rollout.staleness",
+        text=f"rollout takes {ms(rollout)}, update {ms(update)}: the trainers wait for samples; "
+        + (f"use {', or '.join(quicker)}" if quicker else "more rollout nodes or cards generate sooner"),
     )
 
 

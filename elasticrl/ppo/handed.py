@@ -1,4 +1,4 @@
-"""How the members of a team get what one of them has asked for: an engine's samples, scores, a judge's log-probabilities.
+"""How the members of a team get what one of them has asked for: samples, scores, an environment's replies, log-probabilities.
 
 The idea: each kind is a few words and its tensors, so nobody reads what another process made of a class.
 """
@@ -9,8 +9,11 @@ from typing import Final
 
 import torch
 
+from elasticrl.ppo.environments import EnvironmentFault
 from elasticrl.ppo.rewards import RewardError, Scored
+from elasticrl.ppo.rollout.calls import Outcome
 from elasticrl.ppo.rollout.engine import EngineFailed, Samples, StaleWeights
+from elasticrl.ppo.rollout.tape import plain, taped_of
 from elasticrl.runtime.asked import Found, Kind
 
 TENSORS: Final = ("tokens", "attention", "mask", "logprobs", "ended")  # of Samples
@@ -44,7 +47,16 @@ def _verdicts(found: list[torch.Tensor]) -> Found:
     return Found(tensors={str(number): one for number, one in enumerate(found)})
 
 
+def _outcomes(found: list[Outcome]) -> Found:
+    return Found(words=[[its.troubles, its.taped and plain(its.taped)] for its in found])
+
+
+def _read_outcomes(found: Found) -> list[Outcome]:
+    return [Outcome(taped=taped and taped_of(taped), troubles=troubles) for troubles, taped in found.words]
+
+
 FAILS: Final = (EngineFailed, StaleWeights, RewardError)
 SAMPLES: Final = Kind(pack=_samples, unpack=_read_samples, fails=FAILS)
 SCORES: Final = Kind(pack=_scores, unpack=_read_scores, fails=FAILS)
+OUTCOMES: Final = Kind(pack=_outcomes, unpack=_read_outcomes, fails=(EnvironmentFault,))
 VERDICTS: Final = Kind(pack=_verdicts, unpack=lambda found: list(found.tensors.values()), fails=FAILS)

@@ -1,5 +1,6 @@
 """Several turns: what a row looks like, what is trained on, what a reply may be, and what becomes of trouble."""
 
+import json
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,8 @@ from turns_kit import PATIENCE, WORDS, learns, turned
 from elasticrl.ppo import models, tiny
 from elasticrl.ppo.advantages import contested, group_gains, leave_one_out, of_all_tokens
 from elasticrl.ppo.environments import EnvironmentFault, Message, Reply, Task, Trouble, is_trouble, made_by
-from elasticrl.ppo.rollout.calls import RESET, Call, Desk
+from elasticrl.ppo.handed import OUTCOMES
+from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
 from elasticrl.ppo.rollout.episodes import Words
 from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
 
@@ -241,7 +243,8 @@ class Slow:
 def call(name: str, turn: int = 0, **more) -> Call:
     task = Task(id=name, prompt="6*7", seed=1)
     message = Message(turn=turn, tokens=(1, 2), text="12", raw="12", whole=True) if turn != RESET else None
-    return Call(**{"lane": 0, "task": task, "turn": turn, "message": message, **more})
+    heard = (1, 2) * max(turn, 0)
+    return Call(**{"lane": 0, "task": task, "turn": turn, "message": message, "heard": heard, **more})
 
 
 def test_a_call_has_a_deadline():
@@ -314,6 +317,55 @@ def test_a_call_that_was_under_way_as_the_gang_was_cut_short_is_not_made_twice()
     threading.Timer(0.2, Gate.let.set).start()
     assert [found.taped.reply.done for found in desk.ask([call("a"), call("b")])] == [True, True]
     assert Gate.seen == {"a": 1, "b": 1}
+
+
+def test_replies_come_to_the_members_of_a_team_as_they_were():
+    replies = [
+        Reply(observation="=42", reward=0.1 + 0.2),
+        Reply(observation=(3, 1), reward=[0.5, -0.0], done=True),
+        Reply(observation=({"role": "tool", "content": "ü"},)),
+    ]
+    found = [
+        Outcome(taped=Taped(reply=reply, state=state), troubles=2)
+        for reply, state in zip(replies, ("s", "", None), strict=True)
+    ]
+    found.append(Outcome(taped=None, troubles=4))
+    packed = OUTCOMES.pack(found)
+    assert OUTCOMES.unpack(replace(packed, words=json.loads(json.dumps(packed.words)))) == found
+
+
+class Remembers:
+    """Says all that it has heard."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Remembers.made += 1
+
+    def reset(self, _task: Task) -> None:
+        self.heard = ""
+
+    def step(self, message: Message) -> Reply:
+        self.heard += message.text
+        return Reply(observation=self.heard)
+
+
+def test_a_reply_is_to_all_that_was_said_before_and_so_is_an_environment_that_lives():
+    """An engine whose text may be another after a fault: the same message may then follow another one."""
+    desk = Desk("remembers", Remembers, PATIENCE, Tape(None))
+    for turn in (RESET, 0, 1):
+        (found,) = desk.ask([call("a", turn)])
+    assert (found.taped.reply.observation, Remembers.made) == ("1212", 1), "it lives from turn to turn"
+    other = call("a", 0, message=Message(turn=0, tokens=(3,), text="3", raw="3", whole=True))
+    (found,) = desk.ask([other])
+    assert (found.taped.reply.observation, Remembers.made) == ("3", 2), "that of another beginning is not asked"
+    four = Message(turn=1, tokens=(4,), text="4", raw="4", whole=True)
+    (found,) = desk.ask([call("a", 1, message=four, past=lambda: [call("a").message])])
+    assert (found.taped.reply.observation, Remembers.made) == ("124", 3), "one with another beginning was asked"
+    (found,) = desk.ask([call("a", 1, heard=(3,), past=lambda: [other.message])])
+    assert (found.taped.reply.observation, Remembers.made) == ("312", 4), (
+        "its reply to the same words after others was taken"
+    )
 
 
 class Counts:

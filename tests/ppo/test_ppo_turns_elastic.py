@@ -4,6 +4,7 @@ import random
 import re
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import turns_kit
 from elastic_kit import STEPS, events, nodes, outcome, strike
 from gang_kit import Nodes
+from server_kit import serving
 
+from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
 AT_ONCE = 2  # calls of a worker under way
@@ -92,6 +95,68 @@ def test_kills_in_turns_and_in_calls_cost_no_bit_and_each_reply_is_used_once(tmp
         assert sum(key[1] == turn for key in again) <= most, f"in turn {turn} more was asked again than nobody can know"
     assert deaths <= sum(begun.values()) - sum(replied.values()) <= (deaths + 1) * AT_ONCE
     assert len(re.findall(r"from step (\d+)\.(\d+) ", log.read_text())) == deaths + 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ["torch", "server", "team"])
+def test_a_worker_that_dies_in_calls_of_an_evaluation_and_of_training_changes_nothing(
+    tmp_path: Path, conf, engine: str
+):
+    """The server is ours and says the same again; it is started anew in the middle. Of the team its first member asks."""
+    evaluate = {
+        "every": 2,
+        "at_start": True,
+        "prompts": conf["data"]["path"],
+        "limit": 8,
+        "samples": 2,
+        "threshold": 0.1,
+    }
+    ppo = {**conf["ppo"], "batch": 16, "mini_batch": 16, "epochs": 1}
+    conf = {**conf, "ppo": ppo, "evaluate": evaluate, "telemetry": {"format": "json"}}
+    found, asked = [], list[Counter[tuple[str, ...]]]()
+    with serving("vllm", conf["model"]["path"], tmp_path) if engine == "server" else nullcontext() as fake:
+        if fake:
+            more = {"engine": engine, "server": {"url": fake.url}, "health_timeout": "60s", "start_timeout": "120s"}
+            conf = {**conf, "rollout": {**conf["rollout"], **more}}
+        if team := engine == "team":
+            conf = {**conf, "model": {**conf["model"], "tp": 2}, "node": {"workers": 2}}
+        for name, world in (("alone", 2 if team else 1), ("struck", 1 if fake else 2)):
+            ends, calls, members = tmp_path / name / "ends", tmp_path / f"calls.{name}", [f"n{i}" for i in range(world)]
+            asks = members[0] if team else members[-1]
+            with Nodes(tmp_path / name, steps=2, lanes=4, program="ppo_ends", conf=conf, copies=world - 1) as gang:
+                ends.mkdir()
+                gang.env |= {"PPO_ENDS": str(ends), "TURNS_CALLS": str(calls)}
+                for turn in ("0", "-1") if name == "struck" else ():  # in the evaluation, and later in training
+                    (ends / f"call.{asks}").write_text(turn)
+                    gang.plan(*members)
+                    gang.workers[asks].process.join(400)
+                    assert gang.workers[asks].process.exitcode == -9, "no call was struck"
+                    gang.kill_worker(asks)
+                    if fake:
+                        fake.kill()
+                        fake.start()
+                gang.plan(*members)
+                gang.until_done(within_s=500.0)
+                kept, used = read(gang.run_dir), audit(gang.run_dir)
+                assert not kept.findings, kept.findings
+                assert used.ok, used.sentence
+                told = [
+                    each for log in gang.folder.glob("*.log") for each in events(log) if each["event"] == "ppo.evaluate"
+                ]
+                plain = {each["step"]: (each["metrics"], each["samples"]) for each in told}
+                found.append((dict(kept.steps), plain))
+            lines = map(str.split, calls.read_text().splitlines())
+            asked.append(Counter((one, turn) for what, one, turn in lines if what == "asked"))
+    assert found[0] == found[1]
+    assert sorted(found[0][1]) == [0, 2]
+    assert {"turns", "lost", "pass@2"} <= found[0][1][0][0].keys()
+    trained = [times for (sample, _), times in asked[0].items() if not sample.startswith("evaluate/")]
+    assert set(trained) == {1}, "one member of a team asks"
+    assert max(asked[0].values()) == 2, "there were two evaluations"
+    again = asked[1] - asked[0]
+    assert not asked[0] - asked[1]
+    assert 2 <= sum(again.values()) <= 2 * AT_ONCE, "more was asked again than was under way"
 
 
 @pytest.mark.slow

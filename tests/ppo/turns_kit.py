@@ -1,14 +1,16 @@
 """Small jobs of several turns: products, a calculator that must be called, a tiny model that learns to."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.fixed_run import FixedRun, InOrder
-from elasticrl.config.training import Kl, Model, Ppo
+from elasticrl.config.training import Evaluate, Kl, Model, Ppo
 from elasticrl.ppo import groups, models, tiny
 from elasticrl.ppo.environments import made_by
+from elasticrl.ppo.evaluation import Evaluation
 from elasticrl.ppo.prompts import Prompt, encode
+from elasticrl.ppo.rewards import Scorer
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.calls import Desk, Patience
 from elasticrl.ppo.rollout.engine import Sampling
@@ -44,8 +46,9 @@ class Products:
 def turned(
     path: str, *, ppo: Ppo, environment: str = "elasticrl.ppo.tasks:Calculator", lanes: int = 2, carried=None, rank: int = 0,
     group=None, steps: int = 10, patience: Patience = PATIENCE, tape: Tape | None = None, turns: int = 2, room: int = 12,
+    evaluate: Evaluate | None = None, held_out: Tape | None = None, scorer: Scorer | None = None,
 ) -> tuple[Trainer, FixedRun]:  # fmt: skip
-    """(trainer, run)."""
+    """(trainer, run). `held_out` is the tape of evaluations."""
     passes = of(ppo, prompt=5, answer=room)
     model = Model(path=path)
     tokenizer = models.tokenizer(path)
@@ -68,14 +71,24 @@ def turned(
     feed = InOrder(Products(tokenizer), per_lane=per_lane // its.part, lanes=lanes, seed=0, spans=its.spans)
     desk = Desk(environment, made_by(environment), patience, tape or Tape(None))
     words = Words(tokenizer=tokenizer, ends=sampling.eos)
-    episodes = Episodes(
-        run, engine, feed, desk=desk, words=words, shape=Shape(turns=turns, prompt=5, answer=room), groups=its
-    )
+    shape = Shape(turns=turns, prompt=5, answer=room)
+    episodes = Episodes(run, engine, feed, desk=desk, words=words, shape=shape, groups=its)
+    evaluation = None
+    if evaluate is not None:
+        beside = TorchEngine(actor, replace(sampling, temperature=float(evaluate.temperature or 0.0), rows=4))
+        asked = Desk(environment, made_by(environment), patience, held_out or Tape(None))
+        evaluation = Evaluation(
+            run, beside, [Products(tokenizer)[10_000 + i] for i in range(evaluate.limit)], evaluate, lanes=lanes, steps=steps,
+            episodes=lambda run, feed: Episodes(
+                run, beside, feed, desk=asked, words=words, shape=shape, called="an evaluation"
+            ),
+        )  # fmt: skip
     ref = models.reference(model, path) if ppo.kl.where != "off" else None
     roles = Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer)
     trainer = Trainer(
-        run, roles, ppo=ppo, lanes=lanes, steps=steps, sizes=passes, feed=feed, engine=engine, episodes=episodes
-    )
+        run, roles, ppo=ppo, lanes=lanes, steps=steps, sizes=passes, feed=feed, engine=engine, episodes=episodes,
+        evaluation=evaluation, scorer=scorer,
+    )  # fmt: skip
     return trainer, run
 
 

@@ -637,13 +637,12 @@ CASES = [
         [
             "evaluate.every=10",
             "evaluate.prompts=h",
-            "environment.function=tools:Search",
             "rollout.engine=served",
             "model.value_head=tied",
             "model.strategy=fsdp",
         ],
-        "it is 10, with environment.function: tools:Search and value_head: tied under fsdp",
-        ["environment.function=null", "rollout.nodes=2"],
+        "it is 10, with value_head: tied under fsdp",
+        ["rollout.nodes=2"],
         "an algorithm that has a reward, and value_head: separate",
     ),
     Case(
@@ -710,11 +709,11 @@ CASES = [
     ),
     Case(
         "environment.function",
-        "which go on after a reply",
-        ["environment.function=tools:Search", "rollout.engine=vllm"],
-        "it is tools:Search, with algorithm: ppo and engine: vllm",
-        ["rollout.engine=torch"],
-        "Set engine: torch",
+        "which generate nothing that an environment could answer",
+        ["environment.function=tools:Search", "ppo.algorithm=sft", "reward.function=null"],
+        "it is tools:Search, with algorithm: sft",
+        ["ppo.algorithm=reinforce_plus_plus"],
+        "Set an algorithm that generates, such as grpo",
     ),
     Case(
         "environment.function",

@@ -31,10 +31,16 @@ def test_a_step_as_it_should_be_gets_no_advice():
             "sync takes 400ms, 40% of a step of 1000ms",
         ),
         (
+            {"seconds": {"rollout": 0.9, "update": 0.5}, "quicker": ("rollout.engine: vllm", "rollout.staleness")},
+            "rollout",
+            {"rollout_s": 0.9, "update_s": 0.5},
+            "rollout takes 900ms, update 500ms: the trainers wait for samples; use rollout.engine: vllm, or rollout.staleness",
+        ),
+        (
             {"seconds": {"rollout": 0.9, "update": 0.5}},
             "rollout",
             {"rollout_s": 0.9, "update_s": 0.5},
-            "rollout takes 900ms, update 500ms",
+            "rollout takes 900ms, update 500ms: the trainers wait for samples; more rollout nodes or cards generate sooner",
         ),
         (
             {"own": [{"update": 0.5}, {"update": 0.51}, {"update": 0.9}]},

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import elastic_kit
 import pytest
 import torch
+import turns_kit
 from served_kit import (
     LIMITS,
     SAMPLING,
@@ -31,7 +33,8 @@ from elasticrl.ppo.batches import Block, take
 from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.roles import response
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import StaleWeights
+from elasticrl.ppo.rollout.engine import Draw, StaleWeights
+from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.vllm_process import fit, installed
 
 pytestmark = pytest.mark.timeout(
@@ -137,6 +140,16 @@ def test_an_engine_killed_in_the_middle_costs_its_unfinished_samples_time_alone(
     assert gap(actor, trainer.engine.generate(asked, version=5)) < GAP
 
 
+def test_what_is_held_out_is_drawn_as_it_asks_beside_what_is_trained_on(trainer, actor):
+    trainer.engine.publish(6)
+    greedy = [replace(one, draw=Draw(tokens=4, temperature=0.0)) for one in requests(20)]
+    mixed = trainer.engine.generate([*requests(20), *greedy], version=6)
+    assert torch.equal(mixed.tokens[:20], afresh(trainer, requests(20), 6).tokens)
+    likeliest = TorchEngine(actor, replace(SAMPLING, temperature=0.0)).generate(requests(20), version=0)
+    assert torch.equal(mixed.tokens[20:, :11], likeliest.tokens[:, :11])
+    assert (mixed.mask[20:].sum(1) <= 4).all()
+
+
 def test_at_another_temperature_logprobs_are_of_what_was_sampled_from(tmp_path, path, actor):
     warm = Trainer(tmp_path, service(path, program="vllm", sampling=replace(SAMPLING, temperature=0.7)), limits=PATIENT)
     warm.enter(actor)
@@ -153,6 +166,26 @@ def test_at_another_temperature_logprobs_are_of_what_was_sampled_from(tmp_path, 
         warm.engine.publish(0)
     warm.attendant.close()
     until(lambda: gone(pid_of(tmp_path)), "the end of an engine with half a set of weights")
+
+
+@pytest.mark.slow
+def test_turns_and_evaluations_of_them_go_through_it_to_the_same_bits_though_a_worker_dies(tmp_path):
+    conf = turns_kit.small(tmp_path)
+    conf["model"]["path"] = tiny.write(tmp_path / "wide", hidden=64, layers=2, heads=2, words=turns_kit.WORDS)
+    vllm = {"gpu_memory_utilization": 0.05, "kv_cache": "8MiB", "max_num_seqs": 64}
+    conf["rollout"] |= {"engine": "vllm", "vllm": vllm, "start_timeout": "250s", "health_timeout": "60s"}
+    conf["evaluate"] = {"every": 4, "prompts": conf["data"]["path"], "limit": 10, "samples": 2}
+    found = []
+    for name, kills in (("alone", 0), ("struck", 1)):
+        with elastic_kit.nodes(tmp_path / name, conf, copies=0) as one:
+            one.plan("n0")
+            for _ in range(kills):
+                one.until_sealed(2, within_s=280.0)
+                one.kill_worker("n0")
+                one.plan("n0")
+            one.until_done(within_s=400.0)
+            found.append(elastic_kit.outcome(one))
+    assert found[0] == found[1]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from elasticrl.ppo.environments import (
     observed,
 )
 from elasticrl.ppo.rewards import outcomes
-from elasticrl.ppo.rollout.tape import Tape, Taped, key_of
+from elasticrl.ppo.rollout.tape import Tape, Taped, key_of, plain, taped_of
 
 _T = TypeVar("_T")
 PAUSE_S = (0.1, 5.0)  # before the second try, and at most
@@ -38,7 +38,8 @@ RESET = -1  # the turn before the first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One message to one environment, or its reset. `past` tells the messages before it.
+    """One message to one environment, or its reset. `past` tells the messages before it, `heard` all tokens, observations and
+    all: where an engine's text may be another after a fault, a reply is to all that was said before it.
 
     Example: Call(lane=0, task=Task(...), turn=0, message=Message(...), state=None)
     """
@@ -49,11 +50,21 @@ class Call:
     message: Message | None = None
     past: Callable[[], Sequence[Message]] = tuple
     state: str | None = None  # what the environment saved of itself after the turn before
+    heard: tuple[int, ...] = ()
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """All tokens up to its end."""
+        return (*self.heard, *(self.message.tokens if self.message else ()))
 
     @property
     def key(self) -> str:
         """Its name on the tape."""
-        return key_of(self.task.id, self.turn, self.message.tokens if self.message else ())
+        return key_of(self.task.id, self.turn, self.whole)
+
+    def follows(self, before: Call) -> bool:
+        """Whether that one is the call before it, in the very same episode."""
+        return before.turn == self.turn - 1 and self.heard[: len(before.whole)] == before.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +104,7 @@ class Desk:
         self.name, self.make, self.patience, self.tape = name, make, patience, tape
         self.check, self.waits, self.alone = check, waits, alone
         self._step = -1
-        self._live: dict[str, tuple[int, Environment]] = {}  # by sample: the last turn that it has answered
+        self._live: dict[str, tuple[Call, Environment]] = {}  # by sample: the last call that it has answered
         self._flights: dict[str, Future[Outcome]] = {}
         self._lock = threading.Lock()
 
@@ -172,7 +183,7 @@ class Desk:
                 last = trouble
             else:
                 with self._lock:  # not in `_once`, which may come to an end when nobody waits for it any more
-                    self._live[call.task.id] = (call.turn, environment)
+                    self._live[call.task.id] = (call, environment)
                 return Outcome(taped=taped, troubles=troubles)
             troubles += 1
             if patience.holds and time.monotonic() > ends:
@@ -191,8 +202,8 @@ class Desk:
         calls, each of which may take its time, up to what is left until `ends`.
         """
         with self._lock:
-            turn, environment = self._live.pop(call.task.id, (call.turn, None))
-        if environment is not None and turn == call.turn - 1:
+            before, environment = self._live.pop(call.task.id, (call, None))
+        if environment is not None and call.follows(before):
             return environment
         timeout_s = self.patience.timeout_s
         if environment is not None:
@@ -224,7 +235,10 @@ class Desk:
                 reply = Reply(observation=observed(who, environment.reset(call.task)))
             else:
                 reply = checked(who, environment.step(call.message), call.message)
-            return Taped(reply=reply, state=environment.save() if hasattr(environment, "save") else None)
+            # As it comes from a tape, or from another member of a team, so that all make the same of it.
+            return taped_of(
+                plain(Taped(reply=reply, state=environment.save() if hasattr(environment, "save") else None))
+            )
 
     @contextmanager
     def _judged(self, call: Call, environment: object) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -27,11 +27,12 @@ from elasticrl.ppo.staleness import rows_at_once
 from elasticrl.runtime.vault.slots import word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elasticrl.config import Tree
     from elasticrl.ppo.elastic import ElasticRun
-    from elasticrl.ppo.generation import Feed
+    from elasticrl.ppo.rollout.engine import Draw
+    from elasticrl.ppo.rollout.episodes import Fed, Plays
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.run import Run
 
@@ -80,26 +81,51 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
     return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True), alone=run.base.alone)
 
 
-def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: Engine, feed: Feed, tokenizer: Any) -> Episodes | None:
+def episodes_of(tree: Tree, base: Run, run: ElasticRun, engine: Engine, feed: Fed, tokenizer: Any) -> Episodes | None:
     """The environment's turns. None where a sample is one answer."""
-    asked, where, ppo = tree.environment, base.context, tree.ppo
-    if asked.function is None:
+    if tree.environment.function is None:
         return None
+    shape = Shape(turns=tree.environment.turns, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
+    return Episodes(
+        run, engine, feed, desk=desk_of(tree, base, "rollout"), words=words_of(tree, tokenizer, engine), shape=shape,
+        groups=groups.of(tree.ppo, tree.lanes.count),
+    )  # fmt: skip
+
+
+def held_out_episodes(
+    tree: Tree, base: Run, engine: Engine, tokenizer: Any, draw: Draw | None
+) -> Callable[[Plays, Fed], Episodes] | None:
+    """The turns of what is held out, with replies on a tape of their own. None where a sample is one answer."""
+    if tree.environment.function is None:
+        return None
+    answer = tree.evaluate.max_tokens or tree.rollout.max_tokens
+    shape = Shape(turns=tree.environment.turns, prompt=tree.data.max_prompt, answer=answer)
+    desk, words = desk_of(tree, base, "evaluate"), words_of(tree, tokenizer, engine)
+    return lambda run, feed: Episodes(
+        run, engine, feed, desk=desk, words=words, shape=shape, draw=draw, called="an evaluation"
+    )
+
+
+def desk_of(tree: Tree, base: Run, phase: Literal["rollout", "evaluate"]) -> Desk:
+    """All environments of this worker in that phase."""
+    asked, where = tree.environment, base.context
+    assert asked.function is not None
     patience = Patience(
         timeout_s=asked.timeout_s, retries=asked.retries, at_once=asked.at_once, holds=asked.trouble == "hold",
-        may_lose=asked.may_lose,
-        deadline_s=tree.timeouts.phase.rollout_s or tree.timeouts.default_phase_s,
+        may_lose=asked.may_lose, deadline_s=tree.timeouts.phase.caps().get(phase) or tree.timeouts.default_phase_s,
     )  # fmt: skip
+    name = {"rollout": "tape", "evaluate": "held-out.tape"}[phase]
     # Who trains alone is not replaced.
-    tape = Tape(None if where.alone else where.vault.with_name(f"{where.vault.name}.tape"))
-    desk = Desk(
+    tape = Tape(None if where.alone else where.vault.with_name(f"{where.vault.name}.{name}"))
+    return Desk(
         asked.function, made_by(asked.function), patience, tape,
-        check=run.check, waits=lambda: base.waits(alone=True), alone=base.alone,
+        check=lambda: base.check(phase), waits=lambda: base.waits(alone=True), alone=base.alone,
     )  # fmt: skip
-    shape = Shape(turns=asked.turns, prompt=tree.data.max_prompt, answer=tree.rollout.max_tokens)
-    told = arguments_of(tree.data, tools_of(tree))
-    words = Words(tokenizer=tokenizer, ends=engine.sampling.eos, told=told)
-    return Episodes(run, engine, feed, desk=desk, words=words, shape=shape, groups=groups.of(ppo, tree.lanes.count))
+
+
+def words_of(tree: Tree, tokenizer: Any, engine: Engine) -> Words:
+    """Between tokens and messages."""
+    return Words(tokenizer=tokenizer, ends=engine.sampling.eos, told=arguments_of(tree.data, tools_of(tree)))
 
 
 def tools_of(tree: Tree) -> Sequence[Any]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
 from elasticrl.ppo.environments import EnvironmentFault, Message, Observation, Reply, Task
-from elasticrl.ppo.generation import ALONE, block, by_of, requests_of
+from elasticrl.ppo.generation import ALONE, by_lane, by_of, requests_of
 from elasticrl.ppo.groups import Groups
+from elasticrl.ppo.handed import OUTCOMES, SAMPLES
 from elasticrl.ppo.prompts import templated
 from elasticrl.ppo.rewards import placed
 from elasticrl.ppo.rollout.calls import RESET, Call, Desk, Outcome
@@ -28,10 +29,17 @@ from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
-    from elasticrl.ppo.batches import Rows
-    from elasticrl.ppo.generation import Feed
-    from elasticrl.ppo.run import Run
+    from contextlib import AbstractContextManager
 
+    from elasticrl.ppo.batches import Rows
+    from elasticrl.ppo.flow import Keeps
+    from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.rollout.engine import Draw
+    from elasticrl.ppo.run import Buffer
+    from elasticrl.runtime.asked import Kind
+
+T = TypeVar("T")
+Fed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # as Feed's: the prompts of a step and a lane
 OWN = ("turn", "over", "state")  # rows that nobody needs once the episodes are over
 
 
@@ -115,17 +123,56 @@ class Shape:
     answer: int
 
 
+class Plays(Protocol):
+    """What episodes ask of a `Run`."""
+
+    @property
+    def streams(self) -> Streams:
+        """The random streams of the present step."""
+
+    @property
+    def buffer(self) -> Buffer:
+        """What there is of it."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights."""
+
+    @property
+    def lanes(self) -> Sequence[int]:
+        """As Run's."""
+
+    @property
+    def lockstep(self) -> bool:
+        """As Run's."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """As Run's."""
+
+    def keep(self, stage: str, *, how: Keeps = "never") -> None:
+        """As Run's."""
+
+    def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
+        """As Run's."""
+
+    def ask_once(self, ask: Callable[[], T], kind: Kind[T]) -> T:
+        """As Run's."""
+
+
 class Episodes:
     """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole
-    sample wide, its answers one message long (`made.sampling_of`).
+    sample wide, its answers one message long (`made.sampling_of`), drawn as `draw` says. `called`: what an error calls the
+    samples, where they are none of a step.
     """
 
     def __init__(
-        self, run: Run, engine: Engine, feed: Feed, *, desk: Desk, words: Words, shape: Shape, groups: Groups = ALONE
-    ) -> None:
+        self, run: Plays, engine: Engine, feed: Fed, *, desk: Desk, words: Words, shape: Shape, groups: Groups = ALONE,
+        draw: Draw | None = None, called: str = "",
+    ) -> None:  # fmt: skip
         self.run, self.engine, self.feed, self.desk = run, engine, feed, desk
         self.words, self.shape, self.groups = words, shape, groups
-        assert engine.sampling.prompt_tokens == shape.prompt + shape.answer
+        self._draw, self._called = draw, called
+        assert engine.sampling.prompt_tokens >= shape.prompt + shape.answer
 
     def rollout(self) -> None:
         """All samples of this step, from where they are."""
@@ -134,6 +181,10 @@ class Episodes:
         self.desk.begin(self.run.streams.step)
         if self.engine.version != self.run.version:
             self.engine.publish(self.run.version)
+        self.play()
+
+    def play(self) -> None:
+        """All turns, from where they are, by the weights that the engine has."""
         self._open()
         for turn in range(RESET, self.shape.turns):
             if turn != RESET:
@@ -167,7 +218,9 @@ class Episodes:
         if name not in self.run.buffer.done:
             with self.run.part("environment" if work == self._ask else "rollout"):
                 work(turn)
-            self.run.keep(name, how="always" if work == self._ask else "worth it")
+            # Text that is not to be had again is kept, or what a fault cuts short would be asked about other messages.
+            dear = work == self._ask or not self.engine.sampling.blocks
+            self.run.keep(name, how="always" if dear else "worth it")
 
     def _open(self) -> None:
         step, buffer = self.run.streams.step, self.run.buffer
@@ -200,15 +253,14 @@ class Episodes:
             groups = [[lanes[at] for at in some] for some in self.engine.crowds(sizes)]
         for together in groups:
             asked = {lane: self._silent(lane, turn) for lane in together}
-            by_lane = {lane: list(its.values()) for lane, its in asked.items()}
-            if self.engine.sampling.blocks:
-                by_lane = {lane: block(its, lane) for lane, its in by_lane.items()}
-            requests = [request for its in by_lane.values() for request in its]
-            if requests or lockstep:
-                found = self.engine.generate(requests, version=self.run.version)
-                answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
+            wanted = {lane: list(its.values()) for lane, its in asked.items()}
+            if any(wanted.values()) or lockstep:
+                ask = partial(by_lane, self.engine, wanted, self.run.version)
+                made = ask() if self.engine.by_lane else self.run.ask_once(ask, SAMPLES)
                 for lane, its in asked.items():
-                    self.run.buffer.put(lane, **self._heard(lane, turn, {place: next(answers) for place in its}))
+                    found = made[lane]
+                    answers = zip(found.tokens[:, -found.mask.shape[1] :], found.mask, found.logprobs, strict=True)
+                    self.run.buffer.put(lane, **self._heard(lane, turn, dict(zip(its, answers, strict=True))))
 
     def _silent(self, lane: int, turn: int) -> dict[int, Request]:
         """What is to be generated of a lane, by place; nothing if it came before, as one of lockstep may."""
@@ -220,7 +272,11 @@ class Episodes:
         width = width_of(max(map(len, said.values()), default=1), self.engine.sampling.prompt_tokens)
         return {
             place: Request(
-                id=names[place], prompt=prompt, seed=streams.number(f"sample {names[place]}, turn {turn}"), width=width
+                id=names[place],
+                prompt=prompt,
+                seed=streams.number(f"sample {names[place]}, turn {turn}"),
+                width=width,
+                draw=self._draw,
             )
             for place, prompt in said.items()
         }
@@ -240,7 +296,7 @@ class Episodes:
             for place, call in self._calls(lane, turn):
                 places.append((lane, place))
                 calls.append(call)
-        outcomes = self.desk.ask(calls)
+        outcomes = self.run.ask_once(partial(self.desk.ask, calls), OUTCOMES)
         for lane in dict.fromkeys(self.run.lanes):
             mine = {place: found for (its, place), found in zip(places, outcomes, strict=True) if its == lane}
             buffer.put(lane, **self._answered(buffer.rows[lane], turn, mine))
@@ -252,8 +308,9 @@ class Episodes:
         """
         lost, most = self._count(lambda rows: rows["lost"])
         if lost > self.desk.patience.may_lose * most:
+            of = self._called or f"step {self.run.streams.step}"
             raise EnvironmentFault(
-                f"{self.desk.name} lost {lost:.0f} of the {most:.0f} samples of step {self.run.streams.step}: their calls "
+                f"{self.desk.name} lost {lost:.0f} of the {most:.0f} samples of {of}: their calls "
                 "failed in all tries, or a first observation left no room for a message; see that its tools run, raise "
                 "environment.retries, environment.timeout, environment.may_lose or rollout.max_tokens, or set "
                 "environment.trouble: hold"
@@ -265,14 +322,18 @@ class Episodes:
         states, found = unpacked(rows.get("state")), []
         for place, (name, (sample, prompt)) in enumerate(zip(names, fed, strict=True)):
             if not rows["over"][place]:
-                seed = self._streams().number(f"episode {sample}")  # the same for a group, which is compared
+                # The same for all samples of a prompt, which are compared.
+                seed = self._streams().number(f"episode {sample.partition('.')[0]}")
+                message = None if turn == RESET else self.words.message(turn, said(rows, place, turn))
+                told = rows["tokens"][place][rows["attention"][place]].tolist()
                 call = Call(
                     lane=lane,
                     task=Task(id=name, prompt=prompt.text, seed=seed, record=prompt.record),
                     turn=turn,
-                    message=None if turn == RESET else self.words.message(turn, said(rows, place, turn)),
+                    message=message,
                     past=partial(self._past, rows, place, turn),
                     state=states[place] if states else None,
+                    heard=tuple(told[: len(told) - len(message.tokens if message else ())]),
                 )
                 found.append((place, call))
         return found

@@ -283,8 +283,9 @@ class ServerProgram:
         need = self._sampling.prompt_tokens + self._sampling.max_tokens
         if room is not None and room < need:
             raise Unfit(
-                f"the server at {self._asked.url} takes {room} tokens at most, and data.max_prompt and rollout.max_tokens are "
-                f"{need} together: start it with a longer context, or lower them."
+                f"the server at {self._asked.url} takes {room} tokens at most, and data.max_prompt, rollout.max_tokens "
+                f"and, with an environment, environment.turn_tokens are {need} together: start it with a longer context, or "
+                "lower them."
             )
 
     def load(self, home: Path, tag: weights.Tag) -> None:

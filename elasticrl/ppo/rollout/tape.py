@@ -2,7 +2,8 @@
 
 The idea: what counts is the step's buffer in the vault, which is sealed before the next message goes out. The tape only saves
 calls: it has the replies of a turn that was cut short. It lies beside the vault and so outlives a worker, not the node. A reply
-is found by its sample, its turn and the very message that it answers, so an old one can't be taken for another.
+is found by its sample, its turn and all that was said up to the message that it answers, so an old one can't be taken for
+another.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from elasticrl.base.parsed import parsed
 from elasticrl.ppo.environments import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 STEPS = 2  # that are kept: a gang may go back into the step before the present one
@@ -63,7 +64,7 @@ class Tape:
         self._known[lane, key] = taped
         if self._folder is None:
             return
-        line = json.dumps({"key": key, **asdict(taped)}, default=str)
+        line = json.dumps({"key": key, **plain(taped)})
         with suppress(OSError):
             file = self._file(lane)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ class Tape:
 
 
 def key_of(sample: str, turn: int, tokens: Sequence[int]) -> str:
-    """Names a call. Example: "0:17 1 5f0c1a2b3c4d5e6f" of sample 0:17, its second turn, and a message."""
+    """Names a call. Example: "0:17 1 5f0c1a2b3c4d5e6f" of sample 0:17, its second turn, and all that was said up to there."""
     return f"{sample} {turn} {blake2b(repr(tuple(tokens)).encode(), digest_size=8).hexdigest()}"
 
 
@@ -104,8 +105,19 @@ def _read(line: str) -> tuple[str, Taped] | None:
         found: Any = parsed(text)
     except ValueError:  # larger or deeper than is read: it is asked again
         return None
+    return found["key"], taped_of(found)
+
+
+def plain(taped: Taped) -> dict[str, Any]:
+    """As it is written, and as it travels."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(taped), default=str))
+    return found
+
+
+def taped_of(found: Mapping[str, Any]) -> Taped:
+    """The reverse."""
     observation = found["reply"]["observation"]
     reply = Reply(
         **found["reply"] | {"observation": observation if isinstance(observation, str) else tuple(observation)}
     )
-    return found["key"], Taped(reply=reply, state=found["state"])
+    return Taped(reply=reply, state=found["state"])
