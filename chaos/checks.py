@@ -448,7 +448,9 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             ends.why is Why.POLICY and ends.fault is not None and settings.policy.get(ends.fault.value) == "stop"
         )
         willed = willed or (says_stop and bool(befell))
-        never = case.scenario.shape.load_s > settings.recovery.start_s  # its program asks for no rank in time
+        # Its program asks for no rank in time; or it would, and stood still before.
+        never = case.scenario.shape.load_s > settings.recovery.start_s
+        never = never or (struck is Why.UNCALLED and sum(kind in STANDS for kind in befell) >= limit)
         stalled = struck in {Why.STALLED, Why.UNFORMED}  # and nobody to blame, as often as the limit says
         own = any(isinstance(told, Died) and told.own for told in before)
         at_once = ends.why is Why.ENDED_AT_ONCE and own and not settings.means.joins
