@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticrl.runtime.lanes import Fold, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 UNIT = 64  # elements; every parameter and shard begins at a multiple of it: cache lines and vector registers stay whole
 
@@ -87,6 +87,20 @@ class Bucket:
 
     params: tuple[tuple[str, tuple[int, ...], int], ...]
     size: int  # a multiple of UNIT
+
+    def gaps(self, size: int) -> Iterator[slice]:
+        """Of so much memory what no parameter lies in.
+
+        >>> list(Bucket(params=(("a", (3, 2), 0), ("b", (5,), 8)), size=13).gaps(16))
+        [slice(6, 8, None), slice(13, 16, None)]
+        """
+        at = 0
+        for _, shape, begin in self.params:
+            if at < begin:
+                yield slice(at, begin)
+            at = begin + prod(shape)
+        if at < size:
+            yield slice(at, size)
 
 
 def buckets(params: Sequence[tuple[str, tuple[int, ...]]], elements: int) -> tuple[Bucket, ...]:

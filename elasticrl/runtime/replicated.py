@@ -265,7 +265,7 @@ class Replicated(Strategy):
         if kept is not None and kept.numel() >= self._parts[bucket] * self.deal.world:
             return kept
         store = torch.empty(self._room_of(bucket), dtype=self._shard.grad.dtype, device=self.wire)
-        for gap in _gaps(self.buckets[bucket], store.numel()):
+        for gap in self.buckets[bucket].gaps(store.numel()):
             store[gap] = 0
         return store
 
@@ -313,7 +313,7 @@ class Replicated(Strategy):
     def _row_of(self, b: int, store: torch.Tensor) -> _Row:
         """Zeros where no parameter is, since padding is sent and added too."""
         flat, params = store[: self._flat[b].numel()], self.buckets[b].params
-        for gap in _gaps(self.buckets[b], flat.numel()):
+        for gap in self.buckets[b].gaps(flat.numel()):
             flat[gap] = 0
         return _Row(store, flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
 
@@ -590,18 +590,3 @@ class Replicated(Strategy):
                 works.append(all_gather_single(flat, mine, group=self.group, async_op=True))
         for work in works:
             work.wait()
-
-
-def _gaps(bucket: Bucket, size: int) -> Iterator[slice]:
-    """Of so much memory what no parameter of the bucket lies in.
-
-    >>> list(_gaps(Bucket(params=(("a", (3, 2), 0), ("b", (5,), 8)), size=13), 16))
-    [slice(6, 8, None), slice(13, 16, None)]
-    """
-    at = 0
-    for _, shape, begin in bucket.params:
-        if at < begin:
-            yield slice(at, begin)
-        at = begin + prod(shape)
-    if at < size:
-        yield slice(at, size)

@@ -110,8 +110,8 @@ class Day:
                 lead = node.state.lead if node.state and node.daemon_up else None
                 if node.stall is not None:
                     found.append(f"{until} s: {node.name} has stalled: {node.stall}")
-                if lead and lead.finding and lead.finding.verdict.fault is not Class.UNKNOWN:
-                    found.append(f"{until} s: {node.name} finds {lead.finding.verdict.cause}")
+                if lead and lead.dossier.finding and lead.dossier.finding.verdict.fault is not Class.UNKNOWN:
+                    found.append(f"{until} s: {node.name} finds {lead.dossier.finding.verdict.cause}")
         facts = self.run.world.history
         found += [f"{fact.at:.0f} s: {fact}" for fact in facts if isinstance(fact, Died)]
         found += [

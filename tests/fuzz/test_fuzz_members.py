@@ -258,7 +258,7 @@ TAG = Tag(life="a", version=3)
 SAMPLING = Sampling(prompt_tokens=7, max_tokens=6, rows=16, eos=(11,), pad=10)
 GENERATE: dict[str, Any] = {
     "tag": asdict(TAG), "ids": ["a", "b"], "seeds": [1, 2], "lengths": [2, 1], "widths": [0, 4],
-    "blocks": ["", "x"],
+    "blocks": ["", "x"], "draws": [None, {"tokens": 1, "temperature": 0.0}],
 }  # fmt: skip
 ASKS: list[tuple[dict[str, Any], bytes]] = [
     ({"op": "generate", **GENERATE}, struct.pack("<3i", 3, 1, 4)), ({"op": "hello"}, b""), ({"op": "probe"}, b""),

@@ -110,7 +110,7 @@ def _read(line: str) -> tuple[str, Taped] | None:
 
 def plain(taped: Taped) -> dict[str, Any]:
     """As it is written, and as it travels."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(taped), default=str))
+    found: dict[str, Any] = parsed(json.dumps(asdict(taped), default=str))
     return found
 
 
