@@ -43,6 +43,16 @@ KEY = b"k" * 32
 WITHIN_S = 60.0  # for what takes a moment
 ROOM = 64 << 20  # of what a lie about lengths may make us take: this machine has other tests
 
+
+@pytest.fixture(autouse=True)
+def only_its_own() -> Iterator[None]:
+    """Collecting looks at what a test has made, not at all that is there."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 # ---- vaults
 
 STAMP = Stamp(
