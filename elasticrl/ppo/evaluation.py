@@ -95,7 +95,8 @@ class Evaluation:
             return None
         found = self._made(step + 1, scorer, tokenizer, idle)
         self.run.buffer.facts |= {FACTS + name: value for name, value in found.figures.items()}
-        self._says(found.figures["score"])
+        if found.figures.get("lost", 0.0) < len(self.prompts) * self.asked.samples:  # else nothing is known of them
+            self._says(found.figures["score"])
         return found
 
     def _made(self, step: int, scorer: Scorer | None, tokenizer: Any, idle: Idle) -> Evaluated:
@@ -107,6 +108,8 @@ class Evaluation:
                 scored = self._scored(scorer, answers)
             tallies = {lane: self._tally(rows, answers[lane], scored[lane]) for lane, rows in made.items()}
             whole = self.run.exchange(tallies)
+            if self._episodes is not None:  # of all its parts together: the last may be one sample
+                self._episodes.bear(whole.sums["lost"], len(self.prompts) * self.asked.samples, of="an evaluation")
             shown = self._shown(made, answers, scored, tokenizer)
         return Evaluated(step=step, figures=self._figures(whole), samples=shown)
 

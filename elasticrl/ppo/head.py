@@ -64,53 +64,62 @@ class _Asked(torch.autograd.Function):
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         flat, words = hidden.reshape(-1, hidden.shape[-1]), tokens.reshape(-1)
         ctx.save_for_backward(flat, weight, bias, words)
-        ctx.how = (narrow, temperature, each, slopes, hidden.shape)
+        ctx.how = (kind, narrow, temperature, each, slopes, hidden.shape)
         made = []
-        for at in range(0, len(words), each):
-            logits = _logits(flat[at : at + each], weight, bias, narrow, temperature)
-            own = logits.gather(-1, words[at : at + each, None])[:, 0]
-            p, total = _softened(logits)
-            made.append(torch.stack([own - total, total - torch.linalg.vecdot(p, logits)], -1))
+        with torch.autocast(kind, enabled=False):  # which would multiply probabilities by logits in a narrow type
+            head = _narrowed(weight, bias, narrow)
+            for at in range(0, len(words), each):
+                logits = _logits(flat[at : at + each], *head, temperature)
+                own = logits.gather(-1, words[at : at + each, None])[:, 0]
+                p, total = _softened(logits)
+                made.append(torch.stack([own - total, total - torch.linalg.vecdot(p, logits)], -1))
         return torch.cat(made).view(*tokens.shape, 2)
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[Any, ...]:
         flat, weight, bias, words = ctx.saved_tensors
-        narrow, temperature, each, slopes, shape = ctx.how
+        kind, narrow, temperature, each, slopes, shape = ctx.how
         asked = given[0].reshape(-1, 2)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         back = torch.empty_like(flat) if of_hidden else None
         # Added up in float32 at least, part after part, and narrowed once.
         sums = torch.zeros_like(weight) if of_weight else None
         shifts = torch.zeros_like(bias) if of_bias else None
-        for at in range(0, len(words), each):
-            part, slope = flat[at : at + each], asked[at : at + each]
-            logits = _logits(part, weight, bias, narrow, temperature)
-            p, total = _softened(logits)
-            if slopes:
-                log_p = logits.sub_(total[:, None])
-                entropy = torch.linalg.vecdot(p, log_p).neg_()
-                grad = log_p.add_(entropy[:, None]).mul_(slope[:, 1:]).add_(slope[:, :1]).mul_(p).neg_()
-            else:
-                grad = p.mul_(-slope[:, :1])
-            grad[torch.arange(len(grad), device=grad.device), words[at : at + each]] += slope[:, 0]
-            grad = (grad / temperature if temperature != 1.0 else grad).to(narrow)
-            if back is not None:
-                back[at : at + each] = grad @ weight.to(narrow)
-            if sums is not None:
-                sums += grad.t() @ part.to(narrow)
-            if shifts is not None:
-                shifts += grad.sum(0)
+        with torch.autocast(kind, enabled=False):
+            head = _narrowed(weight, bias, narrow)
+            for at in range(0, len(words), each):
+                part, slope = flat[at : at + each], asked[at : at + each]
+                logits = _logits(part, *head, temperature)
+                p, total = _softened(logits)
+                if slopes:
+                    log_p = logits.sub_(total[:, None])
+                    entropy = torch.linalg.vecdot(p, log_p).neg_()
+                    grad = log_p.add_(entropy[:, None]).mul_(slope[:, 1:]).add_(slope[:, :1]).mul_(p).neg_()
+                else:
+                    grad = p.mul_(-slope[:, :1])
+                grad[torch.arange(len(grad), device=grad.device), words[at : at + each]] += slope[:, 0]
+                grad = (grad / temperature if temperature != 1.0 else grad).to(narrow)
+                if back is not None:
+                    back[at : at + each] = grad @ head[0]
+                if sums is not None and sums.dtype == narrow:
+                    sums.addmm_(grad.t(), part.to(narrow))
+                elif sums is not None:
+                    sums += grad.t() @ part.to(narrow)
+                if shifts is not None:
+                    shifts += grad.sum(0)
         return (back.view(shape) if back is not None else None), sums, shifts, None, None, None, None
 
 
-def _logits(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, narrow: torch.dtype, temperature: float
-) -> torch.Tensor:
+def _narrowed(
+    weight: torch.Tensor, bias: torch.Tensor | None, narrow: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the head computes with, once for all parts."""
+    return weight.to(narrow), bias.to(narrow) if bias is not None else None
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float) -> torch.Tensor:
     """In float32 at least, though computed in a narrow type; a tensor of its own."""
-    kind = hidden.device.type
-    with torch.autocast(kind, enabled=False):
-        made = linear(hidden.to(narrow), weight.to(narrow), bias.to(narrow) if bias is not None else None)
+    made = linear(hidden.to(weight.dtype), weight, bias)
     made = made if made.dtype == torch.float64 else made.float()
     return made if temperature == 1.0 else made / temperature
 

@@ -74,7 +74,8 @@ def ask_once(hops: Sequence[Hop], ask: Callable[[], T], kind: Kind[T]) -> T:
     try:
         came = ask()
     except kind.fails as failure:
-        _passed(hops, _written(Found(), {"failed": type(failure).__name__, "why": str(failure)}))
+        known = next(one.__name__ for one in kind.fails if isinstance(failure, one))
+        _passed(hops, _written(Found(), {"failed": known, "why": str(failure)}))
         raise
     _passed(hops, _written(kind.pack(came), {}))
     return came
@@ -91,7 +92,8 @@ def _written(found: Found, failure: Mapping[str, str]) -> bytes:
 
 def _read(data: bytes, kind: Kind[T]) -> T:
     start = 8 + int.from_bytes(data[:8], "little")
-    head = parsed(data[8:start].decode())
+    text = data[8:start].decode()
+    head = parsed(text, most=len(text))  # the gang's own
     if "failed" in head:
         raise next(one for one in kind.fails if one.__name__ == head["failed"])(head["why"])
     tensors: dict[str, torch.Tensor] = {}

@@ -149,6 +149,15 @@ def test_what_trouble_has_cost_is_in_no_figure_but_its_own(path):
         )
 
 
+def test_what_may_be_lost_is_a_share_of_all_that_is_held_out_and_not_of_a_part(path):
+    trainer, run = few(path, patience=replace(PATIENCE, retries=0, may_lose=0.25))
+    lane = trainer.evaluation.lanes - 1
+    last = max(n for n in range(7) if n % trainer.evaluation.lanes == lane)  # which are few in a part of their own
+    lost = [f"evaluate/{n}.{i}" for n in (last, 6) for i in (1, 2)]
+    Likes.ends |= dict.fromkeys(lost, Trouble("down"))
+    assert evaluated(trainer, run).figures["lost"] == len(set(lost))
+
+
 def test_an_outage_is_no_evaluation(path):
     trainer, run = few(path, patience=replace(PATIENCE, retries=0, may_lose=0.1))
     Likes.ends |= {f"evaluate/{n}.{i}": Trouble("down") for n in range(7) for i in range(3)}

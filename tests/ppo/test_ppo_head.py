@@ -120,6 +120,15 @@ def test_adapters_get_their_gradients_and_the_head_none():
     assert parts[2] < ROWS * ANSWER * WORDS
 
 
+@pytest.mark.parametrize("slopes", [False, True])
+def test_in_bfloat16_entropies_are_as_exact_as_those_of_whole_logits(slopes):
+    of = model(dtype=torch.float32)
+    whole, parts = (said(of, most=most, dtype="bfloat16", slopes=slopes)[0] for most in (0, WORDS))
+    assert parts.entropy.dtype == torch.float32
+    torch.testing.assert_close(parts.entropy, whole.entropy, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(parts.logprobs, whole.logprobs, rtol=1e-5, atol=1e-5)
+
+
 def test_in_bfloat16_the_sums_of_parts_are_not_rounded_in_between():
     of = model(dtype=torch.float32)
     exact = said(copy.deepcopy(of).double(), most=0)[1]["lm_head.weight"]

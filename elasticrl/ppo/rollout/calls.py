@@ -84,6 +84,7 @@ class Patience:
     at_once: int
     holds: bool  # a sample is never lost: it is tried until the deadline, and then the worker fails
     deadline_s: float
+    key: str = "timeouts.phase.rollout"  # which says so
     may_lose: float = 1.0  # the share of a step's samples
 
 
@@ -190,7 +191,7 @@ class Desk:
                 raise EnvironmentFault(
                     f"{self.name} did not answer sample {call.task.id} ({count(troubles, 'attempt')} in "
                     f"{patience.deadline_s:g} s): {last}; see that it runs, raise environment.timeout or "
-                    "timeouts.phase.rollout, or set environment.trouble: mask"
+                    f"{patience.key}, or set environment.trouble: mask"
                 ) from last
             if not patience.holds and troubles > patience.retries:
                 return Outcome(taped=None, troubles=troubles)

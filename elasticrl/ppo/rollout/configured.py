@@ -113,6 +113,7 @@ def desk_of(tree: Tree, base: Run, phase: Literal["rollout", "evaluate"]) -> Des
     patience = Patience(
         timeout_s=asked.timeout_s, retries=asked.retries, at_once=asked.at_once, holds=asked.trouble == "hold",
         may_lose=asked.may_lose, deadline_s=tree.timeouts.phase.caps().get(phase) or tree.timeouts.default_phase_s,
+        key=f"timeouts.phase.{phase}",
     )  # fmt: skip
     name = {"rollout": "tape", "evaluate": "held-out.tape"}[phase]
     # Who trains alone is not replaced.

@@ -161,8 +161,8 @@ class Plays(Protocol):
 
 class Episodes:
     """In place of a `Generator`. `groups` is how the samples of each prompt lie in lanes. The engine's prompts are a whole
-    sample wide, its answers one message long (`made.sampling_of`), drawn as `draw` says. `called`: what an error calls the
-    samples, where they are none of a step.
+    sample wide, its answers one message long (`configured.sampling_of`), drawn as `draw` says. `called`: what an error calls
+    the samples, where they are none of a step.
     """
 
     def __init__(
@@ -306,9 +306,12 @@ class Episodes:
         """An outage must not burn the data: with too many lost samples the turn is asked again, as it is not kept yet. All
         ranks fail alike.
         """
-        lost, most = self._count(lambda rows: rows["lost"])
+        if not self._called:
+            self.bear(*self._count(lambda rows: rows["lost"]), of=f"step {self.run.streams.step}")
+
+    def bear(self, lost: float, most: float, *, of: str) -> None:
+        """So many samples of so many are lost, of a step or of all that is held out: EnvironmentFault if that is too much."""
         if lost > self.desk.patience.may_lose * most:
-            of = self._called or f"step {self.run.streams.step}"
             raise EnvironmentFault(
                 f"{self.desk.name} lost {lost:.0f} of the {most:.0f} samples of {of}: their calls "
                 "failed in all tries, or a first observation left no room for a message; see that its tools run, raise "

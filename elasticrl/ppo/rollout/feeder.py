@@ -338,7 +338,7 @@ def hello_of(talk: Talk, makes: str) -> dict[str, Any]:
     hello = talk.ask("hello")
     if hello.get("makes") != makes:
         raise Refused(
-            "its samples would not be those of this configuration: model.dtype, model.attention, lanes, data.max_prompt or "
-            "rollout.* differ; give all nodes one file"
+            "its samples would not be those of this configuration: model.dtype, model.attention, lanes, data.max_prompt, "
+            "ppo.logits_mib or rollout.* differ; give all nodes one file"
         )
     return hello

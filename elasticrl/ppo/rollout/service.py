@@ -109,7 +109,7 @@ class Service:
             lora=tree.model.lora.model_dump(mode="json") if tree.model.lora.rank else {},
             judges=judges_of(tree),
             judges_dtype=tree.model.dtype,
-            judges_logits=tree.ppo.most_logits,
+            judges_logits=tree.ppo.most_logits if judges_of(tree) else 0,
             server=Served.of(tree) if tree.rollout.engine == "server" else None,
         )
 
