@@ -536,6 +536,10 @@ class Replicated(Strategy):
         """As Strategy.show_ahead."""
         self._asked, self._coming = True, self._begin_show(has=self.shows is not None)
 
+    def forget(self) -> None:
+        """As Strategy.forget. What still comes is held by the group, and `rows` does not give that memory on."""
+        self._asked, self._coming = False, None
+
     def show(self) -> None:
         """As Strategy.show. Who has the parameters keeps them, and those who have them send them to the others, each a part."""
         works = self._coming if self._asked else self._begin_show(has=self.shows == self.shard.version)

@@ -42,6 +42,18 @@ def restore(
     generation: Generation, search: Search, keeper: Keeper, given: Registered, progress: Progress, sealed: Sealed
 ) -> Sealing:
     """Puts all of it back; what this generation makes from here on goes into what is returned. Collective."""
+    try:
+        return _restored(generation, search, keeper, given, progress, sealed)
+    except BaseException:
+        for role in given.roles.values():
+            if role.strategy is not None:
+                role.strategy.forget()
+        raise
+
+
+def _restored(
+    generation: Generation, search: Search, keeper: Keeper, given: Registered, progress: Progress, sealed: Sealed
+) -> Sealing:
     worker, mark = generation.worker, generation.worker.timeline.mark
     keeper.still()
     while True:

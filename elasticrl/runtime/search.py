@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 SOON_S = 1.0  # a state that comes within this time comes soon
-COPIES = 3.0  # or within so many times what copies take
 
 
 class Search:
@@ -129,7 +128,7 @@ def thin(agreed: Agreed, copies: int, world: int, every: int) -> bool:
     is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it: also where they
     would be there not much earlier themselves, and take that time from the step that all wait for.
     """
-    if 0 < agreed.pace_s * every <= max(SOON_S, COPIES * agreed.copy_s):
+    if 0 < agreed.pace_s * every <= max(SOON_S, agreed.copy_s):
         return False
     want = 1 + min(copies, world - 1)
     layers = agreed.whole.layers if agreed.whole is not None else ()

@@ -215,6 +215,11 @@ class Strategy(ABC):
         shows anything. Collective.
         """
 
+    def forget(self) -> None:  # noqa: B027 - most have nothing under way
+        """Lets go of what `show_ahead` has begun, as this rank leaves: what it holds would keep its connections open, and the
+        others would wait for it.
+        """
+
     def seal(self) -> None:
         """The update is whole and copied on all ranks: from here on there is no way back before it. For the caller to know."""
         self.point("before_seal")

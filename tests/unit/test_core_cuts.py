@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from core_kit import Life, member, plan
+from core_kit import Life, member, plan, seat
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Seen, Tick, Tried, Try
@@ -84,6 +84,24 @@ def test_who_has_a_seat_or_no_cut_way_to_it_tests_nothing() -> None:
     life = kept_out(CUT)
     life.seen(0.3, "let in", plan=plan(4, "n00", "n01", "n02"), plan_revision=5)
     assert not tries_of(life, 3.0)
+
+
+def test_who_has_a_seat_tests_the_ways_to_those_alone_who_have_none() -> None:
+    cuts = (*CUT.cuts, ("n02", "n03"), ("n03", "n02"))
+    asked = []
+
+    class Seated(Life):
+        def at(self, now, event, label=None):
+            decision = super().at(now, event, label)
+            asked.extend(dict(action.targets) for action in decision.actions if isinstance(action, Try))
+            return decision
+
+    life = Seated("n02/1")
+    life.leased(0.1)
+    train = plan(3, "n00", "n01", "n02", spares=(seat("n03"),))
+    life.seen(0.2, "let in", leader=member("n00"), plan=train, plan_revision=4, barred=replace(CUT, cuts=cuts))
+    life.at(0.3, Tick(now=0))
+    assert {name for targets in asked for name in targets} == {"n03"}
 
 
 def test_a_cut_way_binds_whichever_life_of_its_node() -> None:

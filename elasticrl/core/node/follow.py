@@ -319,6 +319,8 @@ def tries(state: State, now: float) -> Wish:
     seated = seat_of(state) is not None
     if plan.phase is not Phase.HOLD and (plan.phase is not Phase.TRAIN or (seated and plan.seat_at.keys() >= {*ends})):
         return Wish()
+    if seated and plan.phase is Phase.TRAIN:  # of whom it trains with it knows already
+        ends = [node for node in ends if node not in plan.seat_at]
     targets = {node: plan.ring[plan.place[node]].beat for node in ends}
     known = trial if trial and trial.found == barred.found and trial.asked >= targets.keys() else None
     out = sorted(targets.keys() - (known.reached if known else ()))
