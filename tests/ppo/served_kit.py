@@ -108,8 +108,15 @@ def moved(model: torch.nn.Module) -> None:
 
 
 def pid_of(home: Path) -> int:
-    until(lambda: (home / ENGINE_LOCK).stat().st_size > 0, "an engine that has begun")
-    return int((home / ENGINE_LOCK).read_text())
+    found = ""
+
+    def begun() -> bool:  # the next one empties the file before it writes
+        nonlocal found
+        found = (home / ENGINE_LOCK).read_text()
+        return bool(found)
+
+    until(begun, "an engine that has begun")
+    return int(found)
 
 
 def gone(pid: int) -> bool:
