@@ -10,6 +10,7 @@ from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
 from elasticrl.contract.settings import Membership
+from elasticrl.core.lead.scene import BACK_TTLS
 from elasticrl.core.node.follow import trains_on
 from elasticrl.core.node.state import Lead
 
@@ -458,3 +459,22 @@ def test_a_program_that_raised_is_told_of_before_its_seat_is_filled_unless_a_pla
     life.seen(0.4, "plan 5", plan=replace(plan(5, "n00"), seats=seats), plan_revision=50)
     assert any(line.strip().startswith("Launch 5") for line in life.lines) is launched
     assert (life.view.own.work, life.view.own.generation) == ((Work.FAILED, 3) if launched else (Work.FAILED, 5))
+
+
+def test_who_waits_for_a_member_without_a_lease_is_not_woken_at_the_moment_that_it_is() -> None:
+    """Found by seed 46001218: the two sums of the same times were unlike in their last bit."""
+    life = Life()
+    leads(life)
+    waits_s = BACK_TTLS * life.state.settings.membership.lease_ttl_s
+    went = next(t for i in range(100) if (t := 10 + i / 10) > (t + waits_s) - waits_s)
+    names = ("n00", "n01", "n02")
+    trains(life, 2.0, 1, *names)
+    training = {name: record(name, generation=1, born=1, work=Work.TRAINING) for name in names}
+    life.at(2.5, Workers(now=0, generation=1, work=Work.TRAINING, warm=True, endpoint="n00:29500"))
+    life.seen(3.0, "all train", records=training)
+    life.leased(went - 0.5)
+    life.seen(went, "n01 has no lease", records={name: it for name, it in training.items() if name != "n01"})
+    for after_s in range(2, int(waits_s), 2):
+        life.leased(went + after_s)
+    decision = life.at(went + waits_s, Tick(now=0))
+    assert decision.wake_at > life.now

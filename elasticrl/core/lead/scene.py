@@ -305,14 +305,14 @@ class Scene:
         if any(self.doing[work] for work in (Work.STALLED, Work.PARKED, Work.FAILED)):
             return frozenset()
         doubted = {suspect for record in self.records.values() for suspect in record.suspects}
-        until_s = self.now - BACK_TTLS * self.settings.membership.lease_ttl_s
+        waits_s = BACK_TTLS * self.settings.membership.lease_ttl_s
         return frozenset(
             seat.member
             for seat in plan.seats
             if seat.beat  # else nobody hears it
             and seat.member.node not in self.records
             and str(seat.member) not in doubted
-            and until_s < self.lead.presence.absent.get(seat.member, self.now)
+            and self.now < self.lead.presence.absent.get(seat.member, self.now) + waits_s  # as `lead` adds them up
             and any(node in self.records for node in neighbours(plan, seat.member.node, reach))
         )
 
