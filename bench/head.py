@@ -33,6 +33,7 @@ def one(side: str, tokens: int) -> dict[str, float]:
     from elasticrl.config.training import Model, Ppo
     from elasticrl.ppo.batches import Block, take
     from elasticrl.ppo.roles import Roles
+    from elasticrl.ppo.sizes import most_logits
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -42,7 +43,7 @@ def one(side: str, tokens: int) -> dict[str, float]:
             num_key_value_heads=2, tie_word_embeddings=True,
         )
     )  # fmt: skip
-    roles = Roles(model=Model(), actor=actor, most_logits=Ppo().most_logits if side == "parts" else 0)
+    roles = Roles(model=Model(), actor=actor, most_logits=most_logits(Ppo()) if side == "parts" else 0)
     rows, answer = 4, tokens // 4
     words = torch.randint(WORDS, (rows, 1 + answer))
     seen = torch.ones_like(words, dtype=torch.bool)

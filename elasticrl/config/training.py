@@ -175,11 +175,6 @@ class Ppo(Section):
     kl: Kl = Kl()
 
     @property
-    def most_logits(self) -> int:
-        """Numbers in float32 that `logits_mib` has room for; 0: however many."""
-        return self.logits_mib * 2**20 // 4
-
-    @property
     def generated(self) -> int:
         """Samples generated in a step."""
         return self.gen_batch or self.batch

@@ -180,7 +180,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
         ref=reference, judge=judge if ref_away else None, tokenizer=tokenizer, device=device,
-        temperature=tree.rollout.temperature, most_logits=ppo.most_logits,
+        temperature=tree.rollout.temperature, most_logits=sizes.most_logits(ppo),
     )  # fmt: skip
     gathers = collective(tree, "actor")
     engine = away or TorchEngine(
@@ -314,7 +314,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if compares(ppo) else None
     roles = Roles(
-        model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device, most_logits=ppo.most_logits
+        model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device, most_logits=sizes.most_logits(ppo)
     )  # fmt: skip
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,

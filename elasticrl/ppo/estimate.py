@@ -455,8 +455,8 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
         # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32. A
         # member of a team has its columns, at its places. By parts no logits are kept.
         mine = role.shape.logits(-(-answers // tree.model.cp)) // tree.model.tp
-        if role.head and tree.model.team == 1 and 0 < tree.ppo.most_logits < mine:
-            kept, mine = kept - mine, tree.ppo.most_logits
+        if role.head and tree.model.team == 1 and 0 < sizes.most_logits(tree.ppo) < mine:
+            kept, mine = kept - mine, sizes.most_logits(tree.ppo)
         more = 4 * mine if role.head else 0
         logits = f" + 4 B x 4 x logits {mine:,}" if role.head else ""
         found.append(

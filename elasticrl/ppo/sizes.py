@@ -129,3 +129,8 @@ def width_of(length: int, most: int) -> int:
     """
     step = 1 << max((length - 1).bit_length() - 4, 3)
     return min(-(-length // step) * step, most)
+
+
+def most_logits(ppo: Ppo) -> int:
+    """Numbers in float32 that `ppo.logits_mib` has room for; 0: however many."""
+    return ppo.logits_mib * 2**20 // 4

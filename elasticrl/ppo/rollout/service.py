@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from elasticrl.base.parsed import parsed
+from elasticrl.ppo import sizes
 from elasticrl.ppo.rollout.engine import Sampling
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Service:
             lora=tree.model.lora.model_dump(mode="json") if tree.model.lora.rank else {},
             judges=judges_of(tree),
             judges_dtype=tree.model.dtype,
-            judges_logits=tree.ppo.most_logits if judges_of(tree) else 0,
+            judges_logits=sizes.most_logits(tree.ppo) if judges_of(tree) else 0,
             server=Served.of(tree) if tree.rollout.engine == "server" else None,
         )
 
