@@ -314,7 +314,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     reference = frozen.model("ref", lambda: reference_of(tree), outline_of(tree)) if compares(ppo) else None
     roles = Roles(
-        model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device, most_logits=sizes.most_logits(ppo)
+        model=tree.model, actor=at_first(built), ref=reference, tokenizer=tokenizer, device=device,
+        most_logits=sizes.most_logits(ppo),
     )  # fmt: skip
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, sizes=passes,
