@@ -125,7 +125,7 @@ MUTANTS: Final = (
     _m("nodes come before the first plan", "core.lead.growth", "if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):", "if False:", "agent-dies"),
     _m("a gang that is whole again waits for nobody", "core.lead.growth", " and (scene.coming or not back):", ":", "all-are-back-at-once"),
     _m("those whose workers ended to save are waited for", "core.lead.growth", "    if wait := ending(scene) or waking(scene):", "    if wait := ending(scene):", "workers-that-ended-to-save-are-waited-for"),
-    _m("who has no workers yet has no seat", "core.lead.scene", "record.work is Work.NONE and not record.warm:", "False:", "workers-that-ended-to-save-are-waited-for"),
+    _m("who has no workers yet has no seat", "core.lead.scene", "            if not record.warm:\n", "            if False:\n", "workers-that-ended-to-save-are-waited-for"),
     _m("growth must shorten a step", "core.lead.growth", "rounds(lanes, after) >= rounds(lanes, before):", "False:", "useless-growth"),
     _m("growth waits whether more come", "core.lead.growth", "    if scene.coming and scene.now < scene.settled_at:  #", "    if False:  #", "nodes-come-late"),
     _m("growth waits for those alone who are in sight", "core.lead.growth", "    if scene.coming and scene.now", "    if scene.now", "who-comes-alone-is-not-kept-waiting"),
@@ -226,7 +226,7 @@ MUTANTS: Final = (
     _m("who only waits is not forgiven", "core.lead.quarantines", "        if m in scene.lead.custody.well and scene.proves_well(m)\n", "        if m in scene.lead.custody.well\n", "a-way-that-fails-whenever-it-is-needed"),
     _m("whom its neighbours hear is waited for without a lease", "core.lead.scene", "waits = self.grace or member in self.unregistered", "waits = self.grace", "a-store-that-loses-a-third-for-ever"),
     _m("a gang trains though one is without a lease", "core.lead.scene", "there + len(self.unregistered) ==", "there ==", "a-store-that-loses-a-third-for-ever"),
-    _m("who stays without a lease goes", "core.lead.scene", "and until_s < self.lead.presence.absent.get(seat.member, self.now)", "and until_s", "a-node-without-the-store-for-long"),
+    _m("who stays without a lease goes", "core.lead.scene", "and self.now < self.lead.presence.absent.get(seat.member, self.now) + waits_s", "and waits_s", "a-node-without-the-store-for-long"),
     _m("whom a neighbour does not hear goes with its lease", "core.lead.scene", "            and str(seat.member) not in doubted\n", "", "the-other-of-two-loses-its-power"),
     # Found by breaking all that there is (chaos/mutate.py): each got a scenario or a check.
     _s("the office is taken as it was seen", "if self.shared.leader_revision == over:", "if True:", "two-deaths-one-spare-process"),
