@@ -125,7 +125,7 @@ MUTANTS: Final = (
     _m("nodes come before the first plan", "core.lead.growth", "if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):", "if False:", "agent-dies"),
     _m("a gang that is whole again waits for nobody", "core.lead.growth", " and (scene.coming or not back):", ":", "all-are-back-at-once"),
     _m("those whose workers ended to save are waited for", "core.lead.growth", "    if wait := ending(scene) or waking(scene):", "    if wait := ending(scene):", "workers-that-ended-to-save-are-waited-for"),
-    _m("who has no workers yet has no seat", "core.lead.scene", "            if not record.warm:\n", "            if False:\n", "workers-that-ended-to-save-are-waited-for"),
+    _m("who has no workers yet has no seat", "core.lead.scene", "        if self.plan.phase is Phase.HOLD and record.work is Work.NONE:\n", "        if False:\n", "workers-that-ended-to-save-are-waited-for"),
     _m("growth must shorten a step", "core.lead.growth", "rounds(lanes, after) >= rounds(lanes, before):", "False:", "useless-growth"),
     _m("growth waits whether more come", "core.lead.growth", "    if scene.coming and scene.now < scene.settled_at:  #", "    if False:  #", "nodes-come-late"),
     _m("growth waits for those alone who are in sight", "core.lead.growth", "    if scene.coming and scene.now", "    if scene.now", "who-comes-alone-is-not-kept-waiting"),
