@@ -125,8 +125,8 @@ class Search:
 
 def thin(agreed: Agreed, copies: int, world: int, every: int) -> bool:
     """Does a part of what this gang goes on from lie with fewer nodes than it should, and would for long? The next state, which
-    is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it: also where they
-    would be there not much earlier themselves, and take that time from the step that all wait for.
+    is kept after `every` steps, has all its copies. If that is soon, copies of this one would only delay it: also where
+    making and taking copies is as long, which the step that all wait for would pay.
     """
     if 0 < agreed.pace_s * every <= max(SOON_S, agreed.copy_s):
         return False

@@ -17,7 +17,8 @@ ALONE, TWICE = ({"n0": 1},), ({"n0": 1, "n1": 1},)  # the nodes that have a shar
         (0.3, 5, 0.1, ALONE, True),  # it does not, as each fifth is kept
         (3.0, 1, 0.0, ALONE, True),
         (4.0, 1, 1.0, ALONE, True),
-        (3.0, 1, 2.0, ALONE, False),  # copies would be there not much earlier
+        (3.0, 1, 2.0, ALONE, True),
+        (3.0, 1, 3.0, ALONE, False),  # copies take as long
         (0.0, 1, 2.0, ALONE, True),  # nobody knows
         (3.0, 1, 0.1, TWICE, False),
     ],
