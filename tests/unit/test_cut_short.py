@@ -3,12 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from elasticrl.config import Tree
-from elasticrl.runtime.restore import _Fill
+from elasticrl.runtime.interrupt import GangError
+from elasticrl.runtime.restore import _Fill, restore
 from elasticrl.runtime.trained import Registered
 from elasticrl.runtime.vault.errors import Outlived
 
@@ -32,7 +33,7 @@ def filled(given: Any, *, checkpoint: str | None, allow: Sequence[str] = ()) -> 
     worker = SimpleNamespace(context=SimpleNamespace(tree=tree), beat=SimpleNamespace(nearer=lambda: None))
     generation: Any = SimpleNamespace(worker=worker, place=SimpleNamespace(resume=4 if checkpoint else 0))
     agreed: Any = SimpleNamespace(whole=None, checkpoint=checkpoint, version=SimpleNamespace(step=4))
-    return _Fill(generation, SimpleNamespace(), given, SimpleNamespace(count=0, step=0), agreed)  # type: ignore[arg-type]
+    return _Fill(generation, SimpleNamespace(), given, SimpleNamespace(count=0, step=0), agreed)  # type: ignore[arg-type] # only what `_read` asks
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,22 @@ def test_nobody_begins_anew_in_memory_that_was_not_filled(*, hollow: bool) -> No
     else:
         filled(given, checkpoint=None)._read(set())
     assert given.done == ([] if hollow else ["anew"])
+
+
+def test_a_restore_that_is_cut_short_lets_go_of_the_parameters_that_are_on_their_way() -> None:
+    """What holds them keeps this rank's connections open, and the others would wait for it."""
+    gone: list[str] = []
+    begun = SimpleNamespace(strategy=SimpleNamespace(forget=lambda: gone.append("actor")))
+    given: Any = SimpleNamespace(roles={"actor": begun, "critic": SimpleNamespace(strategy=None)})
+
+    def agree(*_: Any) -> None:
+        raise GangError("another plan")
+
+    worker = SimpleNamespace(timeline=SimpleNamespace(mark=lambda _name: None))
+    generation, search, keeper, rest = (
+        cast("Any", SimpleNamespace(**fields))
+        for fields in ({"worker": worker}, {"agree": agree}, {"still": lambda: None}, {})
+    )
+    with pytest.raises(GangError):
+        restore(generation, search, keeper, given, rest, rest)
+    assert gone == ["actor"]
