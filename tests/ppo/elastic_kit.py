@@ -71,6 +71,14 @@ def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
     return dict(found.steps)
 
 
+def ending(gang: Nodes, **env: str) -> Path:
+    """Its workers, of the program `ppo_ends`, end themselves where they are told to (`arm`), in this folder."""
+    ends = gang.folder / "ends"
+    ends.mkdir()
+    gang.env |= {"PPO_ENDS": str(ends), **env}
+    return ends
+
+
 def strike(
     gang: Nodes, node: str, phase: str, *, after_ms: float, stay: bool = False, entry: int = 1, armed: bool = False
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from elastic_kit import events, small, strike
+from elastic_kit import ending, events, small, strike
 from gang_kit import Nodes
 
 from elasticrl.runtime.chronicle import read
@@ -63,9 +63,7 @@ def test_an_algorithm_has_the_same_bits_alone_and_through_a_kill(tmp_path: Path,
     for members in (("n0",), ("n0", "n1", "n2")):
         how: dict[str, Any] = {"steps": STEPS, "lanes": 4, "program": "ppo_ends", "conf": conf}
         with Nodes(tmp_path / str(len(members)), copies=min(1, len(members) - 1), **how) as gang:
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env["PPO_ENDS"] = str(ends)
+            ending(gang)
             gang.plan(*members)
             if members[1:]:
                 gang.until_sealed(1)
@@ -90,9 +88,7 @@ def test_an_update_of_which_one_lane_is_not_finite_is_skipped_by_all_workers_and
         it = {**conf, "model": {**conf["model"], "strategy": strategy}}
         how: dict[str, Any] = {"steps": STEPS, "lanes": 4, "program": "ppo_ends", "conf": it}
         with Nodes(tmp_path / f"{world}-{strategy}", copies=min(1, world - 1), **how) as gang:
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env |= {"PPO_ENDS": str(ends), "PPO_NAN": "[1, 0, 2]"}
+            ending(gang, PPO_NAN="[1, 0, 2]")
             gang.plan(*members)
             log = gang.workers["n0"].log
             if world == 3:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from elastic_kit import small, strike
+from elastic_kit import ending, small, strike
 from gang_kit import Nodes
 
 from elasticrl.config.training import Curriculum, Data
@@ -88,9 +88,7 @@ def test_a_curriculum_has_the_same_bits_and_prompts_on_any_number_of_workers_and
         members = [f"n{i}" for i in range(world)]
         how: dict[str, Any] = {"steps": STEPS, "lanes": LANES, "program": "ppo_ends", "conf": conf}
         with Nodes(tmp_path / str(world), copies=min(1, world - 1), **how) as gang:
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env["PPO_ENDS"] = str(ends)
+            ending(gang)
             gang.plan(*members)
             if world > 1:
                 gang.until_sealed(2)

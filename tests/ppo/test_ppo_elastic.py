@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from elastic_kit import LANES, SEED, STEPS, events, generated, mixed, nodes, outcome, small, strike
+from elastic_kit import LANES, SEED, STEPS, ending, events, generated, mixed, nodes, outcome, small, strike
 
 from elasticrl.certificate.make import make
 from elasticrl.ppo import estimate
@@ -113,11 +113,7 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
     phases = ["rollout", "logprobs", "update", "reward", "update", "values"]
     chance = random.Random(3)
     with nodes(tmp_path, conf, strategy=strategy, program="ppo_ends") as gang:
-        ends = tmp_path / "ends"
-        ends.mkdir()
-        gang.env |= {
-            "PPO_ENDS": str(ends), "ELASTICRL_HISTORY": str(tmp_path / "history"), "PPO_GENERATED": str(tmp_path / "generated"),
-        }  # fmt: skip
+        ending(gang, ELASTICRL_HISTORY=str(tmp_path / "history"), PPO_GENERATED=str(tmp_path / "generated"))
         gang.plan("n0", "n1", "n2")
         for number, phase in enumerate(phases):
             gang.until_sealed(number + 1, within_s=240.0)
@@ -145,9 +141,7 @@ def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
 ):
     phases = ["update", "values", "update"]
     with nodes(tmp_path, {**conf, "vault": {"inside": inside}}, program="ppo_ends") as gang:
-        ends = tmp_path / "ends"
-        ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends)}
+        ending(gang)
         gang.plan("n0", "n1")
         for number, phase in enumerate(phases):
             gang.until_sealed(number + 1, within_s=240.0)
@@ -206,9 +200,7 @@ def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_th
     with Whims() as whims:
         conf = {**conf, "reward": {"url": whims.url}, "vault": {"inside": 0}}
         with nodes(tmp_path / "killed", conf, program="ppo_ends") as gang:
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env |= {"PPO_ENDS": str(ends), "PPO_GENERATED": str(tmp_path / "generated")}
+            ending(gang, PPO_GENERATED=str(tmp_path / "generated"))
             gang.plan("n0", "n1")
             log = gang.workers["n0"].log
             for number, phase in enumerate(phases):

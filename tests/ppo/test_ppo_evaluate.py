@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_kit import arm, events, small, strike
+from elastic_kit import arm, ending, events, small, strike
 from gang_kit import Nodes
 from ppo_job import job
 
@@ -285,8 +285,7 @@ def test_a_worker_that_dies_in_the_middle_of_evaluations_costs_no_bit_and_change
     tmp_path: Path, conf, alone
 ):
     with gang_of(tmp_path, conf, program="ppo_ends") as gang:
-        (tmp_path / "ends").mkdir()
-        gang.env |= {"PPO_ENDS": str(tmp_path / "ends")}
+        ending(gang)
         arm(gang, "n1", "evaluate", after_ms=1, entry=3)
         gang.plan("n0", "n1", "n2")
         strike(gang, "n1", "evaluate", after_ms=1, armed=True)  # before the first step, in the second pass

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from elastic_kit import small, strike
+from elastic_kit import ending, small, strike
 from gang_kit import Nodes
 from ppo_job import job, settings
 from turns_kit import WORDS, turned
@@ -181,9 +181,7 @@ def test_groups_that_span_lanes_have_the_same_bits_on_any_number_of_workers_and_
         members = [f"n{i}" for i in range(world)]
         how: dict[str, Any] = {"steps": STEPS, "lanes": LANES, "program": "ppo_ends", "conf": conf}
         with Nodes(tmp_path / str(world), copies=min(1, world - 1), **how) as gang:
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env["PPO_ENDS"] = str(ends)
+            ending(gang)
             gang.plan(*members)
             if world > 2:
                 gang.until_sealed(1)

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from elastic_kit import STEPS, events, generated, nodes, outcome, small, strike
+from elastic_kit import STEPS, ending, events, generated, nodes, outcome, small, strike
 from gang_kit import Nodes
 
 from elasticrl.runtime.chronicle import read
@@ -32,9 +32,7 @@ def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_grou
         gang.until_done()
         undisturbed = outcome(gang, group=4)
     with nodes(tmp_path / "killed", conf, program="ppo_ends") as gang:
-        ends = gang.folder / "ends"
-        ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends), "PPO_GENERATED": str(tmp_path / "generated")}
+        ending(gang, PPO_GENERATED=str(tmp_path / "generated"))
         gang.plan("n0", "n1", "n2")
         for number, (node, phase) in enumerate([("n1", "logprobs"), ("n0", "update"), ("n2", "update")]):
             gang.until_sealed(2 * number + 1, within_s=240.0)
@@ -58,9 +56,7 @@ def test_values_that_are_made_in_an_update_are_the_same_bits_in_a_gang_and_throu
         gang.until_done()
         undisturbed = outcome(gang)
     with nodes(tmp_path / "killed", conf, strategy=strategy, program="ppo_ends") as gang:
-        ends = gang.folder / "ends"
-        ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends)}
+        ending(gang)
         gang.plan("n0", "n1", "n2")
         for number, (node, after_ms) in enumerate([("n1", 6), ("n0", 40), ("n2", 90)]):
             gang.until_sealed(2 * number + 1, within_s=240.0)
@@ -137,9 +133,7 @@ def test_stale_samples_train_to_the_same_bits_for_any_gang_and_through_kills(tmp
         conf["ppo"] = {**conf["ppo"], "importance_limit": 2.0}
         with nodes(folder / f"{world}-{engine}", conf, copies=min(1, world - 1), program="ppo_ends") as gang:
             members = [f"n{i}" for i in range(world)]
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env |= {"PPO_ENDS": str(ends)}
+            ending(gang)
             gang.plan(*members)
             log = gang.workers["n0"].log
             logs = [gang.workers[node].log for node in members]

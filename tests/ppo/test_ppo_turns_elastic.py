@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import turns_kit
-from elastic_kit import STEPS, events, nodes, outcome, strike
+from elastic_kit import STEPS, ending, events, nodes, outcome, strike
 from gang_kit import Nodes
 from server_kit import serving
 
@@ -60,9 +60,7 @@ def test_an_engine_that_is_a_process_of_its_own_makes_the_same_bits(tmp_path: Pa
 def test_kills_in_turns_and_in_calls_cost_no_bit_and_each_reply_is_used_once(tmp_path: Path, conf, undisturbed):
     calls = tmp_path / "calls"
     with nodes(tmp_path, conf, program="ppo_ends") as gang:
-        ends = tmp_path / "ends"
-        ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends), "TURNS_CALLS": str(calls)}
+        ends = ending(gang, TURNS_CALLS=str(calls))
         gang.plan("n0", "n1", "n2")
         log = gang.workers["n0"].log
         deaths = 0
