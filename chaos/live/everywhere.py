@@ -46,7 +46,7 @@ class Base:
 
 
 def _first(kind: str, node: str = "n1", **more: object) -> Fault:
-    return Fault(kind=kind, node=node, at=0.0, **more)  # type: ignore[arg-type]
+    return Fault(kind=kind, node=node, at=0.0, **more)  # type: ignore[arg-type] # as a Fault's fields are
 
 
 BASES: Final[dict[str, Base]] = {

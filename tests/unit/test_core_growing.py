@@ -462,7 +462,7 @@ def test_a_program_that_raised_is_told_of_before_its_seat_is_filled_unless_a_pla
 
 
 def test_who_waits_for_a_member_without_a_lease_is_not_woken_at_the_moment_that_it_is() -> None:
-    """Found by seed 46001218: the two sums of the same times were unlike in their last bit."""
+    """Found by simulation: two sums of the same times were unlike in their last bit."""
     life = Life()
     leads(life)
     waits_s = BACK_TTLS * life.state.settings.membership.lease_ttl_s

@@ -308,7 +308,8 @@ def _follow(
 
 def tries(state: State, now: float) -> Wish:
     """Whether the cut ways to this node carry again: it tests that itself, while others train, as long as it has no seat, or
-    an other end has none. Found by seed 45002018: it trained alone, and a spare waited for a test that nobody made.
+    an other end has none. Found by the scenario
+    the-cut-end-trains-and-the-other-waits: it trained alone, and a spare waited for a test that nobody made.
 
     Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
     """
