@@ -358,10 +358,11 @@ def alone(program: Path, tmp_path: Path, first: str) -> Iterator[Callable[[str, 
             assert job.poll() is None, (tmp_path / "log").read_text()[-2000:]
             assert time.monotonic() < deadline, f"the job never came to its place number {token}"
             time.sleep(0.01)
+        # Read before it is let go: it may be at the next place at once.
+        told = [line for line in map(json.loads, lines.read_text().splitlines()) if line["what"] == "here"]
         if after:
             order(after, token + 1, step)
         (history / f"n0.go.{token}").touch()
-        told = [line for line in map(json.loads, lines.read_text().splitlines()) if line["what"] == "here"]
         return dict(told[-1])
 
     try:
