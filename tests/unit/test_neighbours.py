@@ -373,10 +373,14 @@ def test_a_datagram_that_has_lain_here_is_known_to_have_lain() -> None:
     ):
         here.bind(("127.0.0.1", 0))
         assert lain_s(here.fileno()) == 0.0, "nothing was read yet"
-        there.sendto(b"x", here.getsockname())
-        time.sleep(0.1)
-        here.recv(1)
-        assert 0.1 <= lain_s(here.fileno()) < 0.5
+        lain = 0.0
+        for _ in range(50):  # the kernel begins to stamp some time after it was first asked: later on a busy machine
+            there.sendto(b"x", here.getsockname())
+            time.sleep(0.1)
+            here.recv(1)
+            if (lain := lain_s(here.fileno())) >= 0.1:
+                break
+        assert 0.1 <= lain < patience(0.5)
 
 
 def test_a_busy_machine_at_either_end_is_no_long_way() -> None:
