@@ -192,6 +192,7 @@ MUTANTS: Final = (
     # Who hears nobody, and whom a probe has not reached.
     _m("who does not hear another accuser has no say", "core.node.suspect", "doubtful = {node: _deaf(accusers, against) for node, accusers in against.items()}", "doubtful: dict[str, set[str]] = {}", "two-deaf-spares-beside-two-seats"),
     _m("a spare that a probe has not reached takes no place", "core.lead.probing", "grow=False, without=astray)", "grow=False)", "a-probe-finds-a-spare-out-of-reach"),
+    _m("ways that fail and ways that pass are tested again", "core.lead.probing", "or proven(verdict) or plan.says(Why.RETESTED):", "or True:", "large-frames-are-no-more-lost-as-the-nodes-test"),
     # How a job is stopped.
     _m("who leaves saves with the others", "core.lead.intents", "seats, causes = scene.plan.seats if scene.plan else (), ", "seats, causes = scene.kept, ", "stopped-as-rank-0-is-drained"),
     _m("a save that goes on ends before the job", "core.lead.intents", "_ends_to_save(scene) or _forms_to_save(scene)", "_forms_to_save(scene)", "stopped-as-a-drain-that-cannot-be-spared-saves"),
