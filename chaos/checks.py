@@ -926,9 +926,35 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+def known(scenario: Scenario, history: History) -> History:
+    """The history without plans that the store lost while their news was on its way, and that no worker was told of: nobody
+    has seen them, and another plan may bear their number (found by seed 47000098).
+    """
+    news_s = scenario.shape.apart_s + 2 * scenario.shape.watch_s
+    losses = [
+        fact.at
+        for fact in history
+        if (isinstance(fact, Struck) and fact.kind == "store_wiped")
+        or (isinstance(fact, Eased) and fact.kind == "store_set_back")
+    ]
+    if not losses:
+        return history
+    plans = [fact for fact in history if isinstance(fact, Planned)]
+    told = {fact.generation: fact.at for fact in reversed(history) if isinstance(fact, Began)}  # when one was first
+    unseen = {
+        id(fact)
+        for fact, later in pairwise(plans)
+        if not later.plan.again
+        and later.plan.generation <= fact.plan.generation
+        and any(fact.at <= at <= min(fact.at + news_s, later.at) for at in losses)
+        and told.get(fact.plan.generation, inf) > later.at
+    }
+    return [fact for fact in history if id(fact) not in unseen]
+
+
 def judge(scenario: Scenario, history: History) -> list[Violation]:
     """Every violation in this history, in the order of time."""
-    case = Case(scenario, history)
+    case = Case(scenario, known(scenario, history))
     found = [Violation(check=check.__name__, at=at, what=what) for check in CHECKS for at, what in check(case)]
     return sorted(found, key=lambda violation: violation.at)
 
