@@ -59,6 +59,8 @@ MUTANTS: Final = (
     _m("a leader that was reborn is replaced at once", "core.step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
     # A store that has lost what it knew.
     _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return NOTHING", "if True:\n        return NOTHING", "the-store-loses-its-data"),
+    _m("a plan that nobody knows is not begun anew", "core.node.setback", "if state.lead is None or not alive(workers) or workers.generation <= shown:", "if state.lead is None or plan is None or not alive(workers) or workers.generation <= shown:", "a-lone-daemon-restarts-beside-an-empty-store"),
+    _m("all whose workers run are held", "core.node.setback", "if r.work in ALIVE and r.generation == workers.generation", "if r.member == state.me", "all-daemons-restart-beside-an-empty-store"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
     _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     # Following.
