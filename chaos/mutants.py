@@ -59,6 +59,8 @@ MUTANTS: Final = (
     _m("a leader that was reborn is replaced at once", "core.step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
     # A store that has lost what it knew.
     _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return NOTHING", "if True:\n        return NOTHING", "the-store-loses-its-data"),
+    _m("a plan that nobody knows is not begun anew", "core.node.setback", "if state.lead is None or not alive(workers) or workers.generation <= shown:", "if state.lead is None or plan is None or not alive(workers) or workers.generation <= shown:", "a-lone-daemon-restarts-beside-an-empty-store"),
+    _m("all whose workers run are held", "core.node.setback", "if r.work in ALIVE and r.generation == workers.generation", "if r.member == state.me", "all-daemons-restart-beside-an-empty-store"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
     _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     # Following.
@@ -82,6 +84,7 @@ MUTANTS: Final = (
     _m("a job is finished when its last step is committed", "core.lead.intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
+    _m("who has left a larger gang was there", "core.lead.scene", "if any(record.born < plan.generation for record in left):", "if False:", "a-leader-in-a-new-life-knows-that-a-gang-had-grown"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.custody.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
     _m("the next life of a node is no spare beside its seat", "core.lead.scene", "if r.member.node not in here)", "if r.member not in {seat.member for seat in seats})", "a-job-is-stopped-as-a-seated-node-is-back-in-another-life"),
@@ -191,6 +194,7 @@ MUTANTS: Final = (
     # Who hears nobody, and whom a probe has not reached.
     _m("who does not hear another accuser has no say", "core.node.suspect", "doubtful = {node: _deaf(accusers, against) for node, accusers in against.items()}", "doubtful: dict[str, set[str]] = {}", "two-deaf-spares-beside-two-seats"),
     _m("a spare that a probe has not reached takes no place", "core.lead.probing", "grow=False, without=astray)", "grow=False)", "a-probe-finds-a-spare-out-of-reach"),
+    _m("ways that fail and ways that pass are tested again", "core.lead.probing", "or proven(verdict) or plan.says(Why.RETESTED):", "or True:", "large-frames-are-no-more-lost-as-the-nodes-test"),
     # How a job is stopped.
     _m("who leaves saves with the others", "core.lead.intents", "seats, causes = scene.plan.seats if scene.plan else (), ", "seats, causes = scene.kept, ", "stopped-as-rank-0-is-drained"),
     _m("a save that goes on ends before the job", "core.lead.intents", "_ends_to_save(scene) or _forms_to_save(scene)", "_forms_to_save(scene)", "stopped-as-a-drain-that-cannot-be-spared-saves"),

@@ -85,8 +85,8 @@ class Node:
         self.wake_due = inf
         self.second, self.steps = 0, 0
         self.orders: dict[str, list[float]] = {}  # when the newest order was given
-        self.wants_up = True
-        self.mute_publish = False
+        self.wants_up, self.mute_publish = True, False
+        self.looked_at = inf  # when a daemon that began a life first saw the store
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.step = 0
@@ -182,6 +182,7 @@ class Node:
         self.inbox.clear()
         self.lease_sent = -inf
         self.wake_at = self.wake_due = inf
+        self.looked_at = -inf if adopted else inf
         self.world.note(Started(at=self.world.now, member=str(me), adopted=adopted))
         self.cluster.beats.changed(self.name)
         self.cluster.store.watch(me, self._seen(self.life), everyone=False)
@@ -292,6 +293,7 @@ class Node:
     def _seen(self, life: int) -> Callable[[View], None]:
         def deliver(view: View) -> None:
             if life == self.life:
+                self.looked_at = min(self.looked_at, self.world.now)
                 self.post(events.Seen(now=self.clock.now(), view=view))
 
         return deliver

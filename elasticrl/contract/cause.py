@@ -68,6 +68,7 @@ class Why(StrEnum):
     UNPARTED = "unparted"  # a gang has not let in those who were there
     CUT = "cut"  # nodes on both sides accuse each other
     PIECES = "pieces"
+    RETESTED = "retested"  # what would put nodes out is tested once more
     # Growth, and what all have to hear.
     JOINED = "joined"
     VAULT_MOVED = "vault_moved"
@@ -198,6 +199,7 @@ SENTENCES: Final[Mapping[Why, str]] = MappingProxyType(
         Why.UNPARTED: "the running workers did not let the new nodes in",
         Why.CUT: "two groups of nodes each report that the other does not respond",
         Why.PIECES: "the network between the nodes is split",
+        Why.RETESTED: "some connections of {nodes} work and others do not: testing them again",
         Why.JOINED: "{who} joined",
         Why.VAULT_MOVED: "the vault of {who} moved to another port",
         Why.WITHOUT_LOADING: "forming without the nodes that are still loading",

@@ -9,6 +9,7 @@ from chaos.case import Case
 from chaos.checks import (
     TOLD_S,
     a_job_ends_for_a_reason,
+    known,
     no_sealed_step_is_lost,
     only_who_has_joined_commits,
     the_innocent_are_not_quarantined,
@@ -66,6 +67,50 @@ def test_a_version_that_is_told_when_the_step_was_cut_may_have_lain_on_what_was_
     late = replace(sealed(11.0 + 2 * TOLD_S, 41), after=10.0)
     assert not going_back(lost(11.0, "n01"), late, nodes=("n00", "n01"))
     assert going_back(lost(9.9, "n01"), late, nodes=("n00", "n01")), "it was lost before"
+
+
+def test_what_a_gang_seals_after_a_later_one_has_formed_is_missed_by_nobody():
+    """Found by seed 46000054: one that was cut from the store alone trained on, and its steps were to be there afterwards."""
+
+    def resumed(at: float, generation: int, version: int, *nodes: str) -> tuple[Fact, Fact]:
+        formed = Resumed(
+            at=at, generation=generation, version=version, digest="", source="", whole=-1, nodes=nodes, ranges=()
+        )
+        return Planned(at=at, plan=plan(generation, *nodes), by="n01/1", committed=0, paused_s=0.0), formed
+
+    def going_on(at: float) -> list[tuple[float, str]]:
+        history = (*resumed(0.0, 1, 0, "n00"), *resumed(5.0, 2, 0, "n01"), *resumed(12.0, 3, 20, *NODES))
+        history = tuple(sorted((*history, sealed(at)), key=lambda fact: fact.at))
+        return list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
+
+    assert not going_on(10.0)
+    assert not going_on(4.0), "n00 was not among those who went on"
+    history = (*resumed(0.0, 1, 0, "n00"), sealed(4.0), *resumed(5.0, 2, 20, "n00", "n01"))
+    assert list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
+
+
+def test_a_plan_that_the_store_lost_before_anybody_could_see_it_was_never_written():
+    shape = Shape(nodes=3, watch_s=0.05)
+
+    def written(at: float, generation: int = 1) -> Planned:
+        return Planned(at=at, plan=plan(generation, *NODES), by="n00/1", committed=0, paused_s=0.0)
+
+    def twice(*between: Fact, **more: object) -> int:
+        history = (written(1.0), *between, replace(written(2.0), **more))
+        return len(
+            [fact for fact in known(Scenario(name="made up", shape=shape), history) if isinstance(fact, Planned)]
+        )
+
+    def wiped(at: float) -> Struck:
+        return Struck(at=at, number=0, kind="store_wiped", nodes=())
+
+    began = Began(at=1.04, node="n00", generation=1, fresh=True)
+    assert twice(wiped(1.05)) == 1
+    assert twice() == 2, "nothing was lost"
+    assert twice(wiped(1.2)) == 2, "its news had come by then"
+    assert twice(began, wiped(1.05)) == 2, "a worker was told of it"
+    assert twice(wiped(1.05), plan=plan(2, *NODES)) == 2, "its number is not used again"
+    assert twice(wiped(1.05), plan=replace(plan(1, *NODES), again=True)) == 2
 
 
 def stopped(*deaths: Died, between: tuple[Fact, ...] = ()) -> list[tuple[float, str]]:

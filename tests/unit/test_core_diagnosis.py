@@ -786,6 +786,28 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     assert "health.quarantine_share" in kept.reason
 
 
+@pytest.mark.parametrize("still", [True, False])
+def test_where_one_way_of_a_node_fails_and_another_passes_both_are_tested_again_before_anybody_is_put_out(
+    still: bool,
+) -> None:
+    """Found by simulation: large frames were lost no more as half of the nodes had tested, and innocents were put out."""
+
+    def lossy(found: dict[str, tuple[Result, ...]]) -> dict[str, tuple[Result, ...]]:
+        return found | {
+            "n02": tuple(replace(r, mtu=9000, largest=1400) if r.peer == "n01" else r for r in found["n02"])
+        }
+
+    life = leader({"network": "quarantine"}, health=Health(quarantine_share=1.0))
+    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=1)))
+    again = probed(life, 3.0, 2, lossy(results()))
+    assert (again.phase, again.kinds) == (Phase.PROBE, ("retested",))
+    assert set(again.pairs) == {("n00", "n01"), ("n00", "n02"), ("n01", "n02")}, "all ways of those that would go"
+    found = lossy(results()) if still else results()
+    written = probed(life, 6.0, 3, found, pairs=again.pairs, causes=again.causes)
+    assert written.phase is Phase.TRAIN, "once"
+    assert [seat.member.node for seat in written.seats] == (["n00"] if still else list(NODES))
+
+
 def test_what_a_probe_has_found_is_among_the_leaders_facts_when_its_incident_is_judged_again() -> None:
     """Found live: the incident was judged without them, and of two verdicts with `high` the leader told the wrong one."""
     found = results()

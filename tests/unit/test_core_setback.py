@@ -144,6 +144,26 @@ def test_a_daemon_that_knows_no_more_than_a_set_back_store_leaves_newer_workers_
     assert "follow generation 9, of which the store knows nothing (it shows 4)" in life.state.reason
 
 
+def test_workers_whose_plan_nobody_knows_are_held_above_it_and_no_first_plan_is_written():
+    life = Life("n00/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=7, warm=True, step=12))
+    trains_too = record("n01", work=Work.TRAINING, generation=9, born=8)
+    others = {"n01": trains_too, "n02": record("n02", work=Work.TRAINING, generation=8, born=1), "n03": record("n03")}
+    own = replace(trains_too, member=life.state.me, born=7)
+    shown = {"leader": life.state.me, "leader_revision": 3, "records": {"n00": own, **others}, "quarantines": {}}
+    life.seen(1.1, "an empty store", **shown)
+    assert (restored(life), proposed(life)) == (None, None), "somebody may know it"
+    due = life.state.lead.since + 2 * life.state.settings.membership.lease_ttl_s
+    life.leased(due - 1.0)
+    life.at(due, Tick(now=0))
+    held = restored(life).plan
+    assert (held.generation, held.phase, held.again) == (9 + AHEAD, Phase.HOLD, True)
+    assert [(str(seat.member), seat.born) for seat in held.seats] == [("n00/1", 7), ("n01/1", 8)]
+    assert held.says(Why.STORE_LOST)
+    assert proposed(life) is None
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_of_two_plans_of_one_number_the_one_that_was_followed_counts(same):
     known = training().view

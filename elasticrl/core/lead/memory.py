@@ -175,7 +175,7 @@ def _eased(scene: Scene) -> frozenset[str]:
 def _probes(scene: Scene) -> Probes:
     plan, last, before = scene.plan, scene.lead.probes, scene.lead.formation
     probed = scene.new_plan and before.gang != before.generation
-    earlier = last.results if plan and plan.pairs else ()
+    earlier = (*last.earlier, *last.results) if plan and plan.pairs else ()  # what is newer counts
     since = scene.now if probed else min(last.backend_since, scene.now)
     return Probes(
         results=results_of(scene) if plan and plan.phase is Phase.PROBE else (),

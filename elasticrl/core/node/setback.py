@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Restore
-from elasticrl.contract.model import Phase, Plan, Rung, View
+from elasticrl.contract.model import Phase, Plan, Rung, Seat, View
 from elasticrl.core.node.adopt import AHEAD
-from elasticrl.core.node.follow import alive, plan_of, workers_of
+from elasticrl.core.node.follow import ALIVE, alive, plan_of, workers_of
 from elasticrl.core.node.state import State, Wish
 
 
@@ -39,13 +39,28 @@ def outrun(state: State, now: float) -> Wish | None:
     """What a leader does whose own workers were told of a newer plan than the store shows: nothing, as somebody is about to
     write that again; where nobody knows it any more, it writes the store's again, above both. None: they were not.
 
-    Found with no deputies, by a leader that started in the moment of a setback.
+    Found with no deputies, by a leader that started in the moment of a setback. Where the store shows no plan at all, the
+    seats of those whose workers run are what is left of it: the only node of a job wrote a first plan once more.
     """
     plan, workers = plan_of(state), workers_of(state)
-    if state.lead is None or plan is None or not alive(workers) or workers.generation <= plan.generation:
+    shown = plan.generation if plan else 0
+    if state.lead is None or not alive(workers) or workers.generation <= shown:
         return None
     due = state.lead.since + 2 * state.settings.membership.lease_ttl_s
-    return Wish((_written_again(state, plan),)) if now >= due else Wish(wake_at=due)
+    return Wish((_written_again(state, plan or _left(state)),)) if now >= due else Wish(wake_at=due)
+
+
+def _left(state: State) -> Plan:
+    """What running workers tell of a plan that nobody knows: they are to wait for the next one, and to go on in it."""
+    workers = workers_of(state)
+    told = sorted((state.view.records or {}).items())
+    seats = tuple(
+        Seat(member=r.member, born=r.born, slots=r.slots, beat=r.beat, echo=r.echo, vault=r.vault, probe=r.probe)
+        for _, r in told
+        if r.work in ALIVE and r.generation == workers.generation
+    )
+    lanes, team, bits = state.settings.lanes, state.settings.team, workers.bits or state.card.bits
+    return Plan(generation=workers.generation, phase=Phase.HOLD, seats=seats, lanes=lanes, team=team, bits=bits)
 
 
 def heal(state: State, now: float, after_s: float) -> Wish:

@@ -135,7 +135,7 @@ class Probes:
     """What probes have found, and a gang that goes on over another backend for it."""
 
     results: tuple[Result, ...] = ()  # of the probe that is going on
-    earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
+    earlier: tuple[Result, ...] = ()  # of those before, which this one confirms
     measured: str = ""  # what the fallback costs, once steps were made over it
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 
