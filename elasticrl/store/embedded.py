@@ -137,6 +137,11 @@ class Embedded:
         for attempt in range(1, _ATTEMPTS + 1):
             process = self._launch(binary, ports or free_ports())
             try:
+                self._write_down(process)
+            except OSError:  # nobody would find it again soon, and it would hold the data's lock against the next one
+                await process.kill(self.stop_s)
+                raise
+            try:
                 if serves:
                     await self._serves(process)
             except StoreStart as error:
@@ -209,7 +214,7 @@ class Embedded:
             return False
 
     def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
-        """Starts etcd on these ports and writes down its process, by which a later daemon finds it; or neither: OSError."""
+        """Starts etcd on these ports, or OSError."""
         client, peer = ports
         peer_url = f"http://{LOOPBACK}:{peer}"
         client_url = f"{'https' if self.tls else 'http'}://{LOOPBACK}:{client}"
@@ -236,15 +241,9 @@ class Embedded:
             self.log.replace(self.log.with_suffix(".log.old"))
         env = {"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)}
         started = start(command, self.log, env=env, cwd=self.folder)
-        process = Process(
+        return Process(
             pid=started.pid, born=started.born, client_port=client, peer_port=peer, secure=self.tls is not None
         )
-        try:
-            self._write_down(process)
-        except OSError:  # nobody would find it again soon, and it would hold the data's lock against the next one
-            process.send(signal.SIGKILL)
-            raise
-        return process
 
     def _write_down(self, process: Process) -> None:
         """By this a later daemon finds it."""
