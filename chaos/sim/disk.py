@@ -77,7 +77,9 @@ class Disk:
         )
         if whole:
             self.saves[save.manifest] = save
-            if save.step > save.head.saved:
+            if (
+                save.head.alive and save.step > save.head.saved
+            ):  # its worker tells of it, and of no save that outlives it
                 save.head.saved, save.head.manifest = save.step, save.manifest
                 save.head.tell()
         elif self.cluster.finished(save.version) and all(node.alive for node, _ in save.sources):

@@ -473,7 +473,7 @@ class Nemesis:
             return None
         nodes = self.cluster.nodes
         via = next((nodes[name] for name in self.cluster.names if nodes[name].awake), None)
-        early = kind == "stop" and fault.value  # before there is a plan
+        early = kind in ("stop", "drain") and fault.value  # before there is a plan
         if via is None or (self.cluster.store.shared.plan is None and not early):
             return None
         if kind == "drain" and not node.awake:

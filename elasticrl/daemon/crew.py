@@ -78,16 +78,18 @@ class Crew:
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
+        self._leaves = False  # nor in that of one that somebody else has told so: this node is to leave
         self._known = NOBODY  # the agent that has spoken last, or one of an earlier daemon
         self._said, self._rest_s = "", 0.0  # why there is no agent, and how long it was waited before the last try
 
     def join(self, me: Member, ears: Ears) -> None:
         """It is known who this node is: what the workers do is told from here on, what they did already first. So is that the
-        agent is to stop, that it is gone, or why there is none.
+        agent is to stop, or was and has ended since; that it is gone, or why there is none.
         """
         self.me, self._ears, report = me, ears, self.report
+        if self._leaves:
+            self._drain()
         if report is not None:
-            self._leave(report, None)
             ears.post(self._event(report))
         elif self._told.now:
             ears.post(replace(self._told, now=time.monotonic()))
@@ -98,9 +100,18 @@ class Crew:
             self._ears.post(event)
 
     def _leave(self, report: Report, before: Report | None) -> None:
-        """The agent's unit is being stopped: that asks this node to leave."""
+        """The agent's unit is being stopped: that asks this node to leave. It is remembered until it is known who this node is:
+        the store may be away for longer than the agent takes to end. An agent that was started after that takes it back.
+
+        Found by reading: a daemon that waited for the store started another agent, and its node took part again.
+        """
+        if before is None or report.stopping:
+            self._leaves = bool(report.stopping)
         if report.stopping and not (before and before.stopping):
-            self._post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
+            self._drain()
+
+    def _drain(self) -> None:
+        self._post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
@@ -111,7 +122,7 @@ class Crew:
             while True:
                 if linking.done():
                     linking.result()  # it goes on for ever, so this raises what ended it
-                if not (self._managed or self._over or self._link.connected or self._begun.alive):
+                if not (self._managed or self._over or self._leaves or self._link.connected or self._begun.alive):
                     if why := self._stillborn():
                         self._complain(why)
                         self._rest_s = pause(self._rest_s, 0.0, first_s=AGAIN_S / 2, most_s=REST_S, steady_s=0.0)

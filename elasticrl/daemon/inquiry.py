@@ -10,12 +10,13 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticrl.base.pauses import pause
 from elasticrl.base.ticks import until_next
 from elasticrl.config import Tree
 from elasticrl.contract.events import Action, Cleared, Event, Found, LookAt, Suspected
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # see `prepare`
 
 TAIL_S = 0.2  # between looks at the workers' logs
 IDLE_S = 1.0  # the same, while there are none
+AGAIN_S, SELDOM_S = 1.0, 60.0  # before a look that has failed begins again: the first time, and at most
 ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
@@ -119,9 +121,9 @@ class Inquiry:
         try:
             await self.desk.guarded(asyncio.to_thread(self.prepare, env))
             looking += [
-                asyncio.create_task(self._read_logs(), name="logs"),
-                asyncio.create_task(self.machine.hear_kernel(), name="kernel"),
-                asyncio.create_task(self.machine.sample(), name="health"),
+                asyncio.create_task(self._always(self._read_logs), name="logs"),
+                asyncio.create_task(self._always(self.machine.hear_kernel), name="kernel"),
+                asyncio.create_task(self._always(self.machine.sample), name="health"),
             ]
             await asyncio.gather(*looking)
         finally:
@@ -132,6 +134,18 @@ class Inquiry:
             await self.desk.clear()
             self._tail.close()
             self.ways.close()
+
+    async def _always(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Until cancelled. What ends it is a bug, or a machine that gives no thread, and costs neither the other looks nor what
+        there is to see later.
+        """
+        rest_s = 0.0
+        while True:
+            begun = time.monotonic()
+            await self.desk.guarded(look())
+            lived_s = time.monotonic() - begun
+            rest_s = pause(rest_s, lived_s, first_s=AGAIN_S, most_s=SELDOM_S, steady_s=SELDOM_S)
+            await asyncio.sleep(rest_s)
 
     # ---- what workers say
 

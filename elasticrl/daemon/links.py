@@ -110,11 +110,18 @@ class Ways:
             "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB) or ("on" if self._desk.on_gpus else "off"),
         }  # fmt: skip
         self._port.release()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "elasticrl.diagnose.probe", "-",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env={**inherited(os.environ), **self._desk.env},
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "elasticrl.diagnose.probe", "-",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                env={**inherited(os.environ), **self._desk.env},
+            )  # fmt: skip
+        except (
+            OSError
+        ) as error:  # no memory, no process number: who waits for results is told at once that there are none
+            self._port.keep()
+            self._tell(action, begun, (), f"the test's process cannot be started ({error.strerror or error})")
+            return
         said: list[bytes] = []
         self._desk.spawn(self._end(process, within_s + 2.0), "probe's end")
         assert process.stdin is not None
@@ -127,13 +134,15 @@ class Ways:
                     said.append(line)
         results = tuple(results_of(said))
         self.note_sockets({result.transport for result in results if result.transport})
+        told = "; ".join(f"{fact.node}-{fact.peer}: {fact.sign.value} ({fact.detail})" for fact in findings(results))
+        self._tell(action, begun, results, told or "nothing")
+
+    def _tell(self, action: Probe, begun: float, results: tuple[Result, ...], said: str) -> None:
         now = time.monotonic()
         self._desk.post(Probed(now=now, generation=action.generation, unreachable=(), results=results))
-        told = "; ".join(f"{fact.node}-{fact.peer}: {fact.sign.value} ({fact.detail})" for fact in findings(results))
         self._desk.log.info(
-            "probe.done", generation=action.generation, pairs=len(results), said=told or "nothing",
-            took_s=round(now - begun, 3),
-        )  # fmt: skip
+            "probe.done", generation=action.generation, pairs=len(results), said=said, took_s=round(now - begun, 3)
+        )
 
     async def _end(self, process: asyncio.subprocess.Process, within_s: float) -> None:
         """A probe that has said all goes on to answer others; not for ever."""

@@ -19,11 +19,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from elasticrl.base.inherited import inherited
 from elasticrl.base.parsed import parsed
 from elasticrl.base.pauses import pause
+from elasticrl.base.process import started_at
 from elasticrl.base.started import LOOK_S, Started, last_words, start
 from elasticrl.base.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
@@ -109,6 +112,8 @@ class Embedded:
     async def ensure(self) -> Process:
         """The etcd of this folder: the one that runs already, or a new one on its data; or StoreStart, or OSError."""
         running = self.running()
+        if running is None and (running := self._unrecorded()) is not None:
+            self._write_down(running)
         if running is not None:
             try:
                 await self._serves(running)
@@ -131,6 +136,11 @@ class Embedded:
         ports = self.ports or ((last.client_port, last.peer_port) if last and _free(last) else None)
         for attempt in range(1, _ATTEMPTS + 1):
             process = self._launch(binary, ports or free_ports())
+            try:
+                self._write_down(process)
+            except OSError:  # nobody would find it again soon, and it would hold the data's lock against the next one
+                await process.kill(self.stop_s)
+                raise
             try:
                 if serves:
                     await self._serves(process)
@@ -162,6 +172,34 @@ class Embedded:
             return None  # there is none, or one that this version cannot read: as good as none
         return last if not last.alive or self._is_ours(last.pid) else None
 
+    def _unrecorded(self) -> Process | None:
+        """The etcd on this folder's data that no record names: whoever started it was killed before it had written that down,
+        or another one's record took its record's place. It holds the data's lock, so no other one could serve.
+
+        Found by reading: each new one waited for that lock until its time was over, for ever.
+        """
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        found = [process for pid in pids if (process := self._read_off(pid)) is not None]
+        return min(found, key=lambda process: process.born, default=None)
+
+    def _read_off(self, pid: int) -> Process | None:
+        """This process, if it is this user's etcd on this folder's data, by its words; None for any other."""
+        process = Path(f"/proc/{pid}")
+        try:
+            words = [os.fsdecode(word) for word in (process / "cmdline").read_bytes().split(b"\0")]
+            if process.stat().st_uid != os.geteuid() or _DIE_WITH_PARENT in words:
+                return None
+            flags = dict(pairwise(words))
+            if flags.get("--data-dir") != str(self.folder / "data"):
+                return None
+            client, peer = (urlsplit(flags[f"--listen-{whose}-urls"]) for whose in ("client", "peer"))
+            ports, born = (client.port, peer.port), started_at(pid)
+        except (OSError, ValueError, KeyError):  # it has ended, or is none of ours
+            return None
+        if not (ports[0] and ports[1] and born):
+            return None
+        return Process(pid=pid, born=born, client_port=ports[0], peer_port=ports[1], secure=client.scheme == "https")
+
     def _is_ours(self, pid: int) -> bool:
         """Whether this process is this user's, and an etcd on this folder's data: another one is neither believed nor ended.
         One that is just ending has no words any more, and is waited for.
@@ -176,7 +214,7 @@ class Embedded:
             return False
 
     def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
-        """Starts etcd on these ports and writes down its process, by which a later daemon finds it; or neither: OSError."""
+        """Starts etcd on these ports, or OSError."""
         client, peer = ports
         peer_url = f"http://{LOOPBACK}:{peer}"
         client_url = f"{'https' if self.tls else 'http'}://{LOOPBACK}:{client}"
@@ -203,20 +241,18 @@ class Embedded:
             self.log.replace(self.log.with_suffix(".log.old"))
         env = {"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)}
         started = start(command, self.log, env=env, cwd=self.folder)
-        process = Process(
+        return Process(
             pid=started.pid, born=started.born, client_port=client, peer_port=peer, secure=self.tls is not None
         )
+
+    def _write_down(self, process: Process) -> None:
+        """By this a later daemon finds it."""
         record = self.folder / RECORD
         fresh = record.with_suffix(".new")
-        try:
-            fresh.unlink(missing_ok=True)  # of a forerunner that was killed; or somebody's link to elsewhere
-            with fresh.open("x", encoding="utf-8") as file:
-                json.dump(asdict(process), file)
-            fresh.replace(record)
-        except OSError:  # nobody would find it again, and it would hold the data's lock against the next one
-            process.send(signal.SIGKILL)
-            raise
-        return process
+        fresh.unlink(missing_ok=True)  # of a forerunner that was killed; or somebody's link to elsewhere
+        with fresh.open("x", encoding="utf-8") as file:
+            json.dump(asdict(process), file)
+        fresh.replace(record)
 
     async def _serves(self, process: Process) -> None:
         """Wait until it answers a read, which it does once it has a leader."""

@@ -120,7 +120,10 @@ class Etcd3Endpoint(Endpoint):
     def _call(self, rpc: Rpc, request: Any, within_s: float, metadata: Metadata) -> Any:
         method = getattr(_stub_of(self.client, rpc), rpc.name)
         if rpc in _STREAMS:
-            return next(method(iter([request]), within_s, metadata=metadata))
+            answer = next(method(iter([request]), within_s, metadata=metadata), None)
+            if answer is None:  # a thread's StopIteration cannot be handed to who awaits it, who would wait for ever
+                raise FailedError(judge("UNAVAILABLE", "the stream ended without an answer"), self.name)
+            return answer
         return method(request, within_s, metadata=metadata)
 
 

@@ -99,7 +99,7 @@ class Nodes:
         self.lanes = lanes
         self.program = program
         own = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault"), *args]
-        self.args = own if program in {"run_job", "stale_job", "spoken_job"} else []
+        self.args = own if program in {"run_job", "stale_job", "cut_job", "spoken_job"} else []
         plain: dict[str, Any] = {
             "job": {"name": "job", "seed": 7, "steps": steps},
             "node": {"device": DEVICE, "state_dir": str(folder / "state")},

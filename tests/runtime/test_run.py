@@ -187,6 +187,26 @@ def test_a_file_server_that_does_not_answer_yet_is_waited_for(tmp_path: Path, un
         proof(nodes.run_dir, STEPS)
 
 
+@pytest.mark.parametrize("fails", ["n0", "n1"], ids=["who gives its parameters", "who gets them"])
+def test_a_restore_that_fails_while_parameters_are_on_their_way_holds_nobody(tmp_path: Path, undisturbed, fails: str):
+    with Nodes(tmp_path, steps=FEW, step_ms=30.0, program="cut_job") as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_sealed(3)
+        nodes.kill_worker("n1")
+        (tmp_path / f"cut-{fails}").touch()
+        nodes.plan("n0", "n1")
+
+        def parted() -> bool:
+            return all(nodes.workers[node].beat.state is Stage.PARKED for node in nodes.plan_now)
+
+        nodes.until(parted, "both have left: whoever fails closes its connections", 15.0)
+        assert not (tmp_path / f"cut-{fails}").exists()
+        nodes.plan("n0", "n1")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == {step: undisturbed[step] for step in range(FEW + 1)}
+        proof(nodes.run_dir, FEW)
+
+
 def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_processes_begin_anew(
     tmp_path: Path, undisturbed
 ):

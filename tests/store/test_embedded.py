@@ -160,6 +160,52 @@ async def test_one_that_ends_is_started_again_ever_more_rarely_and_its_last_word
         await etcd.stop()
 
 
+STARTS_AND_DIES = """
+import asyncio, os, pathlib, signal, sys
+from elasticrl.store.embedded import Embedded
+
+class Dies(Embedded):
+    def _write_down(self, process):
+        print(process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(Dies(folder=pathlib.Path(sys.argv[1])).ensure())
+"""
+
+
+async def test_one_whose_starter_was_killed_before_it_had_written_it_down_is_found(tmp_path: Path) -> None:
+    # It holds the lock of its data: each further one waited for that until its time was over, for ever.
+    command = [sys.executable, "-c", STARTS_AND_DIES, str(tmp_path)]
+    starter = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert starter.stdout
+    left = int(await starter.stdout.readline())
+    assert await starter.wait() == -signal.SIGKILL
+    assert not (tmp_path / RECORD).exists()
+    embedded = Embedded(folder=tmp_path)
+    try:
+        found = await embedded.ensure()
+        assert found.pid == left
+        assert embedded.running() == found, "it is written down"
+        await put(found, "a", b"1")
+        assert await get(found, "a") == b"1"
+    finally:
+        await embedded.stop()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+
+
+async def test_the_etcd_of_another_folder_is_no_orphan_of_this_one(tmp_path: Path) -> None:
+    theirs, ours = Embedded(folder=tmp_path / "theirs"), Embedded(folder=tmp_path / "ours")
+    other = await theirs.ensure()
+    try:
+        (theirs.folder / RECORD).unlink()
+        assert (await ours.ensure()).pid != other.pid
+    finally:
+        await ours.stop()
+        other.send(signal.SIGKILL)
+        assert await other.gone(10.0)
+
+
 async def test_it_listens_on_the_loopback_only_and_its_folder_is_private(tmp_path: Path) -> None:
     embedded = Embedded(folder=tmp_path / "etcd")
     etcd = await embedded.ensure()

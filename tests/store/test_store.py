@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from store_kit import Backend, delete, watching
 
@@ -14,8 +16,10 @@ from elasticrl.store import (
     LeaseGone,
     Put,
     StoreRefused,
+    StoreSettings,
     StoreUnavailable,
     Unchanged,
+    open_store,
 )
 
 
@@ -258,6 +262,31 @@ async def test_status_tells_how_every_endpoint_is(backend: Backend) -> None:
         assert endpoint.problem is None
         if endpoint.version in {"3.5.0", "3.5.1", "3.5.2"}:
             assert "can corrupt data" in status.warnings[0]
+
+
+class Wordless(grpc.GenericRpcHandler):
+    """A proxy that ends every stream in order, and hands nothing on."""
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.stream_stream_rpc_method_handler(lambda *_: iter(()))
+
+
+@pytest.mark.parametrize("kind", ["grpc", "etcd3"])
+async def test_a_renewal_that_is_not_answered_has_an_end(kind: str) -> None:
+    # With the package etcd3 its thread's StopIteration reached nobody: no lease was renewed any more.
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((Wordless(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        settings = StoreSettings(
+            client=kind, endpoints=(f"http://127.0.0.1:{port}",), timeout_s=0.5, try_timeout_s=0.2, pause_s=0.1
+        )
+        async with open_store(settings) as store, asyncio.timeout(patience(5.0)):
+            with pytest.raises(StoreUnavailable):
+                await store.keepalive(7)
+    finally:
+        server.stop(0).wait()
 
 
 async def test_a_closed_store_ends_its_watches_and_takes_no_calls(backend: Backend) -> None:

@@ -27,14 +27,14 @@ from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
 from elasticrl.contract.beats import Beat, Page, Snapshot, Stage
-from elasticrl.contract.events import Event, Found, Probe, Tick
+from elasticrl.contract.events import Event, Found, Probe, Probed, Tick
 from elasticrl.contract.evidence import Evidence, Kind, Sign
 from elasticrl.contract.model import Phase, Work
 from elasticrl.contract.settings import Health
 from elasticrl.contract.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.contract.wire import Report, Worker
 from elasticrl.core.node import dossier
-from elasticrl.daemon import incidents
+from elasticrl.daemon import incidents, inquiry
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, of_its_gang
 from elasticrl.daemon.links import Reserved, Ways, results_of
@@ -87,6 +87,85 @@ def test_a_probe_bears_what_nobody_without_the_secret_can_guess(tmp_path: Path) 
     token = HEAD.unpack_from(asyncio.run(asked()))[2]
     assert token == digest(probe_token(secret, 7))
     assert token not in {digest("toy/g7"), digest(probe_token(secret, 8)), digest(probe_token(b"t" * 32, 7))}
+
+
+def test_a_probe_whose_process_cannot_be_started_says_so_at_once_and_keeps_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The leader waited for its results until the probe's time was over, and anybody could take the port.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    place = Site(node="n0", job="toy", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    screen, told = io.StringIO(), list[Event]()
+
+    async def answered() -> bool:
+        desk = Desk(Tree(job=Job(name="toy")), place, set_up(screen, pretty=False))
+        desk.post = told.append
+        ways = Ways(desk)
+        nodes = {"n0": ways.open(0), "n1": "127.0.0.1:9"}
+        ways.answer(Probe(generation=7, targets={"n1": ""}, nodes=nodes, pairs=(("n0", "n1"),)), ())
+        try:
+            async with asyncio.timeout(patience(10.0)):
+                while desk._tasks:  # noqa: ASYNC110 - the desk tells nobody
+                    await asyncio.sleep(0.01)
+            return ways._port is not None and ways._port.held
+        finally:
+            ways.close()
+
+    assert asyncio.run(answered()), "somebody else may have the port by now"
+    assert "bug" not in screen.getvalue()
+    first, last = (event for event in told if isinstance(event, Probed))
+    assert (first.more, last.more, last.results) == (True, False, ())
+    (line,) = map(json.loads, screen.getvalue().splitlines())
+    assert line["said"] == "the test's process cannot be started (No such file or directory)"
+
+
+def test_a_look_that_fails_keeps_no_other_one_back_and_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine that gives no more threads made its daemon blind for good: no log was read any more.
+    monkeypatch.setattr(inquiry, "AGAIN_S", 0.02)
+    place = machine_of(tmp_path, {"proc/meminfo": b"MemTotal: 1000 kB\nMemAvailable: 1 kB\n"})  # which each look tells
+    screen = io.StringIO()
+    tree = Tree.model_validate({"job": {"name": "j"}, "health": {"sample": "20ms"}})
+    node = Inquiry(tree, place, log=set_up(screen, pretty=False), history=History())
+    told: set[Sign] = set()
+    looked, sample = list[str](), node.machine.sample
+
+    async def fails_once() -> None:
+        looked.append("health")
+        if len(looked) == 1:
+            raise RuntimeError("can't start new thread")
+        await sample()
+
+    monkeypatch.setattr(node.machine, "sample", fails_once)
+    log = tmp_path / "attempt_1" / "rank_0.log"
+    log.parent.mkdir()
+    log.touch()
+
+    async def live() -> None:
+        both = asyncio.Event()
+
+        def post(event: Event) -> None:
+            assert isinstance(event, Found)
+            told.update(fact.sign for fact in event.evidence if fact.sign)
+            if told >= {Sign.HOST_MEMORY, Sign.GPU_MEMORY}:
+                both.set()
+
+        joined(node, post)
+        running = asyncio.create_task(node.run({}))
+        worker = Worker(rank=0, slot=0, pid=1, started=1, beat="", log=str(log))
+        node.heard(Report(work=Work.TRAINING, generation=1, workers=(worker,), pid=1))
+        async with asyncio.timeout(patience(20.0)):
+            while not looked:  # noqa: ASYNC110 - until it has failed
+                await asyncio.sleep(0.01)
+            log.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+            await both.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(live())
+    bugs = [line for text in screen.getvalue().splitlines() if (line := json.loads(text))["event"] == "bug"]
+    assert [bug["action"] for bug in bugs] == ["inquiry"], "it is said, and once"
 
 
 def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:

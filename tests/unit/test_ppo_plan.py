@@ -200,6 +200,15 @@ def test_a_count_is_taken_as_models_are_called(written: str, count: str) -> None
     assert "is over 90% of 1,073,741,824 B: use more workers" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("device", "strategy", "said"), [("cpu", "replicated", True), ("cpu", "fsdp", False), ("cuda", "replicated", False)]
+)
+def test_where_memory_comes_before_the_first_step_that_is_said(device: str, strategy: str, said: bool) -> None:
+    conf = ("--parameters", "20M", f"node.device={device}", f"model.strategy={strategy}", "--json")
+    notes = json.loads(plan(*OWN, *conf).stdout)["notes"]
+    assert any("in use before the first step begins" in note for note in notes) == said
+
+
 def test_what_a_scripts_own_passes_may_take_is_said() -> None:
     found = json.loads(plan(*OWN, "--parameters", "350M", "--memory", "80GiB", "--json").stdout)
     assert found["notes"][-1].startswith(f"{int(0.9 * (80 << 30)) - found['fixed']:,} B of 85,899,345,920 B are left")

@@ -152,7 +152,10 @@ def record_of(state: State, now: float) -> Record:
         milestone=told.milestone,
         phase=workers.phase if turned else told.phase,
         beat_at=told.beat_at,
-        saved=0,  # of these nobody but this node decides
+        # Of these nobody but this node decides; but a stop waits for the commit of a held gang's last save.
+        saved=workers.saved
+        if plan and plan.phase is Phase.HOLD and plan.saves and _uncommitted(state, plan, workers)
+        else 0,
         manifest="",
         restore_s=0.0,
         suspects=_accused(state, plan) if state.suspects else (),
@@ -281,6 +284,10 @@ def _follow(
     state: State, plan: Plan | None, seat: Seat | None, workers: Workers, kill: tuple[Action, ...], now: float
 ) -> Wish:
     if plan is None:
+        if (
+            state.leaving and state.view.revision and not alive(workers)
+        ):  # there is nothing to leave, as far as the store says
+            return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
         return Wish(kill, reason="waiting for a first plan")
     if alive(workers) and workers.generation > plan.generation:
         # A daemon that began just now, beside workers that train on. Somebody knows their plan, and writes it again.
@@ -412,7 +419,7 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
     view = state.view
     if view.lost:
         return ()  # until the store knows again which gang is the newest
-    if workers.saved <= view.committed or workers.generation != plan.generation or plan.seats[0].member != state.me:
+    if not _uncommitted(state, plan, workers):
         return ()
     commit = WriteCommit(
         step=workers.saved,
@@ -423,6 +430,12 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
     )
     check_commit(view, commit)
     return (commit,)
+
+
+def _uncommitted(state: State, plan: Plan, workers: Workers) -> bool:
+    """Has rank 0's node, which is this one, a save of this gang that is not committed?"""
+    here = workers.generation == plan.generation and bool(plan.seats) and plan.seats[0].member == state.me
+    return here and workers.saved > state.view.committed
 
 
 def _unseated(state: State, plan: Plan, workers: Workers) -> Wish:
