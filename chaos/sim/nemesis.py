@@ -420,7 +420,7 @@ class Nemesis:
             case "store_compaction":
                 store.relist()
                 return (), None
-            case "store_wiped" if store.up and not self.stopped:  # (nobody is left to know of a job that is over)
+            case "store_wiped" if store.up and (fault.value or not self.stopped):  # `value`: of a job that is over, too
                 store.set_back(Backup())
                 return (), None
             case "store_set_back" if store.up:

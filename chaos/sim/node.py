@@ -72,7 +72,7 @@ class Node:
         self.lease: int | None = None
         self.lease_sent = -inf  # true time at which the newest acknowledged keepalive was sent
         self.state: State | None = None
-        self.detector = Detector(settings=cluster.settings.membership)
+        self.detector = self._detector()
         self.ring_of = -1
         self.doubted = -1  # the generation in which somebody's worker was seen to have left
         self.running: dict[
@@ -175,7 +175,7 @@ class Node:
             since=self.since,
         )
         self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
-        self.detector = Detector(settings=self.cluster.settings.membership)
+        self.detector = self._detector()
         self.ring_of = self.doubted = -1
         self.running.clear()
         self.newer = None
@@ -472,6 +472,10 @@ class Node:
         self.cluster.send(self.name, apply, answer, repeatable=not isinstance(action, events.KeepAlive), action=action)
 
     # ---- the detector
+
+    def _detector(self) -> Detector:
+        """One that knows nobody yet."""
+        return Detector(settings=self.cluster.settings.membership, doubt_s=self.cluster.beats.doubt_s)
 
     def judge(self) -> None:
         """Ask the detector, and pass on what it says."""
