@@ -120,6 +120,9 @@ KINDS: Final[dict[str, Kind]] = {
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),
     "wait_outside": Kind(does="a worker waits for a server outside of the gang", reach="node", weight=0, for_s=(2, 20)),
+    "reset_links": Kind(
+        does="connections between workers are reset, and all of them live; in the simulator alone", reach="node", weight=0
+    ),
     "part_ways": Kind(does="a worker enters another collective than the others, in so many gangs", reach="node", weight=0),
     "quiet_log": Kind(does="a script's log tells of no progress, though it goes on", reach="node", weight=0, for_s=(5, 200)),
     "nccl_breaks": Kind(does="NCCL does not work over a node's ways; all else does", reach="node", weight=0, for_s=(5, 60)),

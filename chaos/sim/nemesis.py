@@ -194,7 +194,9 @@ class Nemesis:
             case "wait_outside":
                 self.cluster.outside.add(node.name)
                 node.tell()
-                return touched, partial(self._inside, node)
+                return touched, partial(self._inside, node, fault.value)
+            case "reset_links" if node.gang is not None and node.gang.running:
+                node.gang.break_()
             case "part_ways":
                 node.parts_ways = max(1, int(fault.value))
             case "quiet_log" if self.cluster.script and node.stall is None:
@@ -210,9 +212,12 @@ class Nemesis:
                 return None
         return touched, None
 
-    def _inside(self, node: Node) -> None:
-        """Its server has answered."""
+    def _inside(self, node: Node, returns_s: float) -> None:
+        """Its server has answered. It takes so long until it is with the others."""
         self.cluster.outside.discard(node.name)
+        if returns_s:
+            self.cluster.returning.add(node.name)
+            self.world.later(returns_s, self.cluster.returning.discard, node.name)
         node.tell()
 
     def _line(self, node: Node) -> None:

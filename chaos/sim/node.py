@@ -89,6 +89,7 @@ class Node:
         self.mute_publish = False
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
+        self.bits = ""  # as its first warm process has found out
         self.step = 0
         self.phase = ""  # where it is one by which the core tells who is there
         self.loaded_at, self.restores = (
@@ -165,7 +166,7 @@ class Node:
         self.life += 1
         self.daemon_up, self.daemon_paused = True, False
         self.answered, self.vault.serves = False, True  # what was held is found again
-        bits = self.cluster.bits_of(self.name)
+        bits = "" if self.cluster.shape.finds_bits else self.cluster.bits_of(self.name)
         card = Record(
             member=me,
             slots=self.slots,
@@ -529,7 +530,7 @@ class Node:
             self.world.later(1.0, self._warmed, life)
             return
         if not self.warm:
-            self.warm = True
+            self.warm, self.bits = True, self.cluster.bits_of(self.name)
             self.tell()
 
     def kill_agent(self) -> None:
@@ -612,6 +613,7 @@ class Node:
                 stall=self.stall,
                 milestone=self.milestone,
                 endpoint=self.endpoint if self.agent_up else "",
+                bits=self.bits,
                 versions=self.cluster.versions_of(self.name),
                 pace=self.pace,
                 lap=self.lap,
@@ -846,6 +848,8 @@ class Node:
             sign=sign,
             raised=raised,
         )
+        if self.cluster.shape.torchrun:
+            self.exit = Exit(generation=self.generation, slot=None, step=0, cause="its workers failed", own=False)
         self.cluster.broke_up_over(self.stall)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()
