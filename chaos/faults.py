@@ -69,6 +69,7 @@ KINDS: Final[dict[str, Kind]] = {
     "kill_worker": Kind(does="kill -9 of a worker", reach="node", weight=3),
     "crash_worker": Kind(does="a worker raises an exception", reach="node", weight=2),
     "hang_worker": Kind(does="a worker's training thread stands still outside any collective", reach="node", weight=2),
+    # `value`: it stands still where not even a kill ends it.
     "stop_worker": Kind(does="SIGSTOP of a worker, and perhaps SIGCONT", reach="node", for_s=(0.5, 30)),
     "slow_worker": Kind(does="a worker is slower by a factor", reach="node", for_s=(2, 30), value=(1.5, 6)),
     "crash_loop": Kind(does="every attempt at one step raises the same exception", reach="job", weight=0.3, value=(3, 12)),

@@ -186,6 +186,7 @@ class Nemesis:
                 self.cluster.watch_still(node, "reform", self.world.now)
             case "stop_worker":
                 node.stopped.add(last)
+                node.in_kernel = bool(fault.value)
                 self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
             case "stray_worker":

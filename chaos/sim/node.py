@@ -108,6 +108,7 @@ class Node:
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
         self.strays = False  # its beats say that it waits for others, and it is in its own code
+        self.in_kernel = False  # a worker that stands still does so where no signal ends it
         self.slow, self.parts_ways = 1.0, 0  # in so many gangs it enters another collective than the others
         self.pace: tuple[Pace, ...] = ()
         self.vault_life, self.tests = 0, 0  # the newest probe for which it has tested its ways thoroughly
@@ -561,7 +562,7 @@ class Node:
         self.work, self.generation, self.born = Work.NONE, 0, 0
         self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
-        self.strays = False
+        self.strays = self.in_kernel = False
         self.cluster.outside.discard(self.name)
         self.slow = 1.0
         self.pace, self.lap = (), None
@@ -703,6 +704,8 @@ class Node:
                 self._park(plan)
             case orders.Halt():
                 self._halt(action)
+            case orders.Kill() if self.in_kernel:
+                pass
             case orders.Kill(slot=slot, cause=cause, sign=sign):
                 self.dies(cause, own=False, slot=slot, sign=sign)
 
