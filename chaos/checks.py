@@ -54,12 +54,16 @@ KNOWN_S = 0.5  # until a life that began is known
 
 
 def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
-    """Generations strictly rise, and each is written once."""
-    newest = 0
-    for fact in case.plans:
-        if fact.plan.generation != newest + 1 and not (fact.plan.again and fact.plan.generation > newest):
-            yield fact.at, f"generation {fact.plan.generation} was written after {newest}"
-        newest = max(newest, fact.plan.generation)
+    """Generations strictly rise, and each is written once. Whoever begins beside a store that has lost its data counts anew."""
+    newest = shown = 0
+    for fact in case.history:
+        if isinstance(fact, Struck) and fact.kind == "store_wiped":
+            shown = 0
+        elif isinstance(fact, Planned):
+            number = fact.plan.generation
+            if number not in (newest + 1, shown + 1) and not (fact.plan.again and number > newest):
+                yield fact.at, f"generation {number} was written after {newest}"
+            newest, shown = max(newest, number), number
 
 
 def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
@@ -80,9 +84,12 @@ def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
 
 
 def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
-    """A plan resumes from the newest commit there is."""
-    for fact in case.plans:
-        if fact.plan.resume != fact.committed:
+    """A plan resumes from the newest commit there is, also where the store has lost that."""
+    lost = 0
+    for fact in case.history:
+        if isinstance(fact, Struck) and fact.kind == "store_wiped":
+            lost = max((each.step for each in case.history if isinstance(each, Committed) and each.at <= fact.at), default=0)
+        if isinstance(fact, Planned) and fact.plan.resume not in (fact.committed, max(lost, fact.committed)):
             yield (
                 fact.at,
                 f"generation {fact.plan.generation} resumes {fact.plan.resume}, committed was {fact.committed}",
@@ -254,7 +261,8 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
 def _restarts(before: Plan, plan: Plan, born: int | None) -> bool:
     """Does this plan give a running seat fresh workers, on a rung that has no need of that?"""
     running = before.phase is Phase.TRAIN and plan.phase is Phase.TRAIN
-    return running and plan.rung <= Rung.REPLACE and born == plan.generation
+    known = plan.generation > before.generation  # else somebody began beside an empty store: who knows the job follows the other
+    return running and known and plan.rung <= Rung.REPLACE and born == plan.generation
 
 
 class _Guilt:

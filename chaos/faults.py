@@ -69,6 +69,7 @@ KINDS: Final[dict[str, Kind]] = {
     "kill_worker": Kind(does="kill -9 of a worker", reach="node", weight=3),
     "crash_worker": Kind(does="a worker raises an exception", reach="node", weight=2),
     "hang_worker": Kind(does="a worker's training thread stands still outside any collective", reach="node", weight=2),
+    # `value`: it stands still where not even a kill ends it.
     "stop_worker": Kind(does="SIGSTOP of a worker, and perhaps SIGCONT", reach="node", for_s=(0.5, 30)),
     "slow_worker": Kind(does="a worker is slower by a factor", reach="node", for_s=(2, 30), value=(1.5, 6)),
     "crash_loop": Kind(does="every attempt at one step raises the same exception", reach="job", weight=0.3, value=(3, 12)),
@@ -120,6 +121,9 @@ KINDS: Final[dict[str, Kind]] = {
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),
     "wait_outside": Kind(does="a worker waits for a server outside of the gang", reach="node", weight=0, for_s=(2, 20)),
+    "reset_links": Kind(
+        does="connections between workers are reset, and all of them live; in the simulator alone", reach="node", weight=0
+    ),
     "part_ways": Kind(does="a worker enters another collective than the others, in so many gangs", reach="node", weight=0),
     "quiet_log": Kind(does="a script's log tells of no progress, though it goes on", reach="node", weight=0, for_s=(5, 200)),
     "nccl_breaks": Kind(does="NCCL does not work over a node's ways; all else does", reach="node", weight=0, for_s=(5, 60)),

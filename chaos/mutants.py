@@ -185,6 +185,7 @@ MUTANTS: Final = (
     # What was found out.
     _m("a culprit is looked at before it is ended", "core.node.follow", "state.looked_at < since and now < due:", "False:", "a-hang-is-looked-at"),
     _m("a look has its time", "core.node.follow", "state.looked_at < since and now < due:", "state.looked_at < since:", "a-hang-that-says-nothing"),
+    _m("who was excused was so until now", "core.lead.memory", "scene.now if scene.excused or last.excused else", "scene.now if scene.excused else", "a-worker-is-back-from-a-server-and-on-its-way"),
     _m("a stall is probed though nobody can be looked at", "core.lead.stalls", "if scene.now < patience and not said(scene) and (why := _looked_at(scene)):", "if not said(scene) and (why := _looked_at(scene)):", "a-stall-that-says-nothing"),
     _m("a proven broken node is kept out", "core.lead.lost_seats", "    condemned = _condemned(scene)\n", "    condemned: dict[Member, str] = {}\n", "a-gpu-falls-off-the-bus"),
     _m("who was let back has paid", "core.lead.findings", "if fact.generation is not None or _new(fact, lead)", "if True", "a-gpu-falls-off-the-bus"),

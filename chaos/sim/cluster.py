@@ -55,6 +55,8 @@ class Shape:
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
+    finds_bits: bool = False  # what decides a node's bits it knows when a process of it is warm, as real ones do
+    torchrun: bool = False  # its agents start the processes: of none is it told how it ended
     evaluates_every: int = 0  # so many steps there is an evaluation on all nodes; 0: never
     evaluates_s: float = 0.0  # that takes so long
     script_steps: int = 0  # below job.level exact: the script ends after so many; 0: never
@@ -91,6 +93,7 @@ class Cluster:
         self.committed: list[str] = []
         self.finishing: dict[str, int] = {}
         self.outside: set[str] = set()  # nodes one of whose workers waits for a server, and says so
+        self.returning: set[str] = set()  # one has its answer, and is on its way to the others
         self.loop_step: int | None = None
         self.refused_step: int | None = None
         self.late_commit = self.late_plan = 0.0

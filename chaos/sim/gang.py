@@ -58,6 +58,7 @@ class Gang:
         self.phase = ""
         self.phase_at = 0.0
         self.waits_since: float | None = None  # something has kept this phase from ending since then
+        self.waited_s = 0.0  # in this phase, while each of its workers could have gone on
         self.turn = 0  # rises with every phase: what was planned for an earlier one is void
         self.restarted_at = 0.0
         self.begun_at = 0.0  # the newest update
@@ -229,7 +230,7 @@ class Gang:
             return
         self.phase = PHASES[phase]
         self.phase_at = self.restarted_at = self.world.now
-        self.waits_since = None
+        self.waits_since, self.waited_s = None, 0.0
         self.turn += 1
         took = SHARE[self.phase] * self.cluster.step_s * max(node.slow for node in self.seats)
         if self._evaluates():
@@ -380,7 +381,7 @@ class Gang:
         net = self.cluster.net
         if self.disagrees and self.phase in COLLECTIVE:
             return True
-        if not self.cluster.outside.isdisjoint(self.names):
+        if not (self.cluster.outside.isdisjoint(self.names) and self.cluster.returning.isdisjoint(self.names)):
             return True
         if self._stuck is not None or net.parted(self.names) or net.swallowed(self.names):
             return True
@@ -431,6 +432,8 @@ class Gang:
     def _wait(self, turn: int) -> None:
         if self.waits_since is None:
             self.waits_since = self.world.now
+        if not any(node.hung or node.stopped for node in self.seats):
+            self.waited_s += 0.1
         self._notice_stalls()
         self.world.later(0.1, self._end_phase, turn)
 
@@ -445,7 +448,7 @@ class Gang:
         for node in self.seats:
             if not (node.alive and node.powered and not node.frozen and node.gang is self):
                 continue
-            if node.name in self.cluster.outside:
+            if node.name in self.cluster.outside | self.cluster.returning:
                 continue  # it has a deadline of its own
             culprit = bool((node.hung and not node.strays) or node.stopped)
             if node.stall is not None and (culprit or node.stall.waiting):
@@ -458,7 +461,10 @@ class Gang:
                 phase=UNTOLD if script else self.phase if culprit else waiting_in,
                 since=self.phase_at if culprit or self.phase in COLLECTIVE else self.waits_since,
                 waiting=not node.stopped if script else not culprit,
+                waited_s=self.waited_s if culprit else 0.0,
                 stopped=bool(node.stopped),
+                op=("broadcast" if node.parts_ways else "all_reduce") if self.disagrees else "",
+                collective=7 if self.disagrees else 0,
                 rhythm=self.rhythm,
             )
             node.found_still(budgets.stalled(progress, self.world.now))
@@ -528,8 +534,13 @@ class Gang:
 
     def _park_all(self) -> None:
         for node in self.seats:
-            if node.gang is self:
-                self._park(node)
+            self._leave(node)
+
+    def _leave(self, node: "Node") -> None:
+        if node.gang is self and node.name in self.cluster.outside:
+            self.world.later(0.1, self._leave, node)  # it hears of nothing before its server has answered
+        elif node.gang is self:
+            self._park(node)
 
     def _park(self, node: "Node") -> None:
         node.gang = None

@@ -186,6 +186,7 @@ class Nemesis:
                 self.cluster.watch_still(node, "reform", self.world.now)
             case "stop_worker":
                 node.stopped.add(last)
+                node.in_kernel = bool(fault.value)
                 self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
             case "stray_worker":
@@ -194,7 +195,9 @@ class Nemesis:
             case "wait_outside":
                 self.cluster.outside.add(node.name)
                 node.tell()
-                return touched, partial(self._inside, node)
+                return touched, partial(self._inside, node, fault.value)
+            case "reset_links" if node.gang is not None and node.gang.running:
+                node.gang.break_()
             case "part_ways":
                 node.parts_ways = max(1, int(fault.value))
             case "quiet_log" if self.cluster.script and node.stall is None:
@@ -210,9 +213,12 @@ class Nemesis:
                 return None
         return touched, None
 
-    def _inside(self, node: Node) -> None:
-        """Its server has answered."""
+    def _inside(self, node: Node, returns_s: float) -> None:
+        """Its server has answered. It takes so long until it is with the others."""
         self.cluster.outside.discard(node.name)
+        if returns_s:
+            self.cluster.returning.add(node.name)
+            self.world.later(returns_s, self.cluster.returning.discard, node.name)
         node.tell()
 
     def _line(self, node: Node) -> None:
@@ -420,7 +426,7 @@ class Nemesis:
             case "store_compaction":
                 store.relist()
                 return (), None
-            case "store_wiped" if store.up and not self.stopped:  # (nobody is left to know of a job that is over)
+            case "store_wiped" if store.up and (fault.value or not self.stopped):  # `value`: of a job that is over, too
                 store.set_back(Backup())
                 return (), None
             case "store_set_back" if store.up:

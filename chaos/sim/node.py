@@ -72,7 +72,7 @@ class Node:
         self.lease: int | None = None
         self.lease_sent = -inf  # true time at which the newest acknowledged keepalive was sent
         self.state: State | None = None
-        self.detector = Detector(settings=cluster.settings.membership)
+        self.detector = self._detector()
         self.ring_of = -1
         self.doubted = -1  # the generation in which somebody's worker was seen to have left
         self.running: dict[
@@ -89,6 +89,7 @@ class Node:
         self.looked_at = inf  # when a daemon that began a life first saw the store
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
+        self.bits = ""  # as its first warm process has found out
         self.step = 0
         self.phase = ""  # where it is one by which the core tells who is there
         self.loaded_at, self.restores = (
@@ -107,6 +108,7 @@ class Node:
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
         self.strays = False  # its beats say that it waits for others, and it is in its own code
+        self.in_kernel = False  # a worker that stands still does so where no signal ends it
         self.slow, self.parts_ways = 1.0, 0  # in so many gangs it enters another collective than the others
         self.pace: tuple[Pace, ...] = ()
         self.vault_life, self.tests = 0, 0  # the newest probe for which it has tested its ways thoroughly
@@ -165,7 +167,7 @@ class Node:
         self.life += 1
         self.daemon_up, self.daemon_paused = True, False
         self.answered, self.vault.serves = False, True  # what was held is found again
-        bits = self.cluster.bits_of(self.name)
+        bits = "" if self.cluster.shape.finds_bits else self.cluster.bits_of(self.name)
         card = Record(
             member=me,
             slots=self.slots,
@@ -175,7 +177,7 @@ class Node:
             since=self.since,
         )
         self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
-        self.detector = Detector(settings=self.cluster.settings.membership)
+        self.detector = self._detector()
         self.ring_of = self.doubted = -1
         self.running.clear()
         self.newer = None
@@ -475,6 +477,10 @@ class Node:
 
     # ---- the detector
 
+    def _detector(self) -> Detector:
+        """One that knows nobody yet."""
+        return Detector(settings=self.cluster.settings.membership, doubt_s=self.cluster.beats.doubt_s)
+
     def judge(self) -> None:
         """Ask the detector, and pass on what it says."""
         if not self.awake:
@@ -527,7 +533,7 @@ class Node:
             self.world.later(1.0, self._warmed, life)
             return
         if not self.warm:
-            self.warm = True
+            self.warm, self.bits = True, self.cluster.bits_of(self.name)
             self.tell()
 
     def kill_agent(self) -> None:
@@ -558,7 +564,7 @@ class Node:
         self.work, self.generation, self.born = Work.NONE, 0, 0
         self.exit, self.stall, self.phase, self.milestone = None, None, "", None
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
-        self.strays = False
+        self.strays = self.in_kernel = False
         self.cluster.outside.discard(self.name)
         self.slow = 1.0
         self.pace, self.lap = (), None
@@ -610,6 +616,7 @@ class Node:
                 stall=self.stall,
                 milestone=self.milestone,
                 endpoint=self.endpoint if self.agent_up else "",
+                bits=self.bits,
                 versions=self.cluster.versions_of(self.name),
                 pace=self.pace,
                 lap=self.lap,
@@ -699,6 +706,8 @@ class Node:
                 self._park(plan)
             case orders.Halt():
                 self._halt(action)
+            case orders.Kill() if self.in_kernel:
+                pass
             case orders.Kill(slot=slot, cause=cause, sign=sign):
                 self.dies(cause, own=False, slot=slot, sign=sign)
 
@@ -844,6 +853,8 @@ class Node:
             sign=sign,
             raised=raised,
         )
+        if self.cluster.shape.torchrun:
+            self.exit = Exit(generation=self.generation, slot=None, step=0, cause="its workers failed", own=False)
         self.cluster.broke_up_over(self.stall)
         self.work, self.stall = Work.FAILED, None
         self.hung, self.stopped = set(), set()

@@ -153,7 +153,7 @@ def test_who_is_seated_anew_is_not_accused_by_those_who_have_not_read_it_yet():
 
 
 def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1}, 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.3).watch({"b": 1}, 10.0)
     detector, suspected, _ = detector.judge(10.79)
     assert suspected == ()
     detector, suspected, _ = detector.judge(10.8)
@@ -165,7 +165,7 @@ def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
 
 
 def test_a_node_s_next_life_is_not_suspected_for_the_silence_of_the_one_before():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1, "c": 1}, 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.3).watch({"b": 1, "c": 1}, 10.0)
     detector, suspected, _ = detector.judge(10.8)
     assert suspected == ("b", "c")
     detector = detector.watch({"b": 2, "c": 1}, 10.9)
@@ -175,7 +175,7 @@ def test_a_node_s_next_life_is_not_suspected_for_the_silence_of_the_one_before()
 
 
 def test_a_broken_connection_makes_silence_count_sooner():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1}, 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.3).watch({"b": 1}, 10.0)
     doubting = detector.hear("b", 10.1).doubt("b", 10.15)
     assert doubting.judge(10.44)[1] == ()
     assert doubting.judge(10.46)[1] == ("b",)

@@ -88,7 +88,9 @@ def _stalls(scene: Scene) -> Stalls:
     return Stalls(
         since=scene.now if begins else last.since if stalled else None,
         asked=scene.view.look_revision if begins else last.asked,
-        excused_at=scene.now if scene.excused else -inf if scene.new_plan else last.excused_at,
+        excused=scene.excused,
+        # A look may be seconds after the last one, and what has come to an end since has just ended, as far as is known.
+        excused_at=-inf if scene.new_plan else scene.now if scene.excused or last.excused else last.excused_at,
         silent=silence(scene),
     )
 

@@ -135,8 +135,7 @@ class Scene:
         Found under Slurm: it killed a job that was being stopped, queued it again, and the new run obeyed: one node ended with
         75, and those that began later waited for it.
         """
-        records = self.records.values()
-        return self.view.intent is Intent.STOP and bool(records) and all(self.older(record.since) for record in records)
+        return self.view.intent is Intent.STOP and all(self.older(record.since) for record in self.records.values())
 
     def older(self, since: int) -> bool:
         """Was what is wanted of the job wanted before that revision?"""

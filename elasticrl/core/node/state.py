@@ -77,7 +77,8 @@ class Stalls:
 
     since: float | None = None  # when members began to report stalls with nobody to blame
     asked: int = 0  # the newest request to look at workers at that time
-    excused_at: float = -inf  # when those who wait in a collective were last excused
+    excused: bool = False  # were those who wait in a collective, at the last look?
+    excused_at: float = -inf  # until when they were
     silent: tuple[float, int] | None = None  # when a log was last found silent, and after which request to look
 
 

@@ -64,9 +64,7 @@ class Detector:
 
     settings: Membership
     peers: Mapping[str, Heard] = field(default_factory=dict)
-    doubt_s: float | None = (
-        None  # how long a doubted neighbour that is asked has for its answer; None: 1.5 beats, unasked
-    )
+    doubt_s: float  # how long a doubted neighbour has for a sign of life
 
     def watch(self, lives: Mapping[str, int], now: float) -> "Detector":
         """Another ring, each with its life: forget who is not in it; newcomers, who may be a known node's next life, have until
@@ -92,9 +90,9 @@ class Detector:
         return self._knowing(node, replace(peer, doubted=now))
 
     def gone(self, node: str) -> "Detector":
-        """Proof that a doubted neighbour will not answer: no more waiting for it. One that nobody doubts is left alone."""
+        """Proof that a neighbour will not answer: once it is doubted there is no more waiting for it."""
         peer = self.peers.get(node)
-        if peer is None or peer.doubted is None:
+        if peer is None:
             return self
         return self._knowing(node, replace(peer, refused=True))
 
@@ -108,9 +106,7 @@ class Detector:
             return patient
         if peer.refused:
             return peer.doubted
-        # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
-        answer_s = 1.5 * self.settings.beat_s if self.doubt_s is None else self.doubt_s
-        return min(patient, peer.doubted + answer_s)  # (no beat has come since: `hear` ends a doubt)
+        return min(patient, peer.doubted + self.doubt_s)  # (no beat has come since: `hear` ends a doubt)
 
     def late(self, now: float) -> tuple[str, ...]:
         """Whose beat is overdue, or doubted: time to ask."""
@@ -236,8 +232,8 @@ def split(
 
     First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
     that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
-    ones without the one that has not answered, then the one with more broken links outside of the part, then the one with fewer
-    that were `tested` and hold, then the later). Who answers has a key in `unreachable`.
+    ones without the one that has not answered, then the one with fewer that were `tested` and hold, then the later). Who answers
+    has a key in `unreachable`.
 
     Found by simulation: of two nodes the dead one had no complaint, so the other was put out. Pairs that nobody tests hold, so
     one that nobody reached stayed, and one that was well went. A link to one who had gone already counted once more, so both
@@ -247,9 +243,9 @@ def split(
     here = set(order)
     broken = {frozenset((a, b)) for a in order for b in unreachable.get(a, ()) if b in here and a != b}
 
-    def fault(links: list[frozenset[str]], node: str) -> tuple[int, bool, int, int, int]:
-        here, outside, holds = (sum(node in pair for pair in pairs) for pairs in (links, beyond, whole))
-        return (here, node not in unreachable, outside, -holds, order.index(node))
+    def fault(links: list[frozenset[str]], node: str) -> tuple[int, bool, int, int]:
+        here, holds = (sum(node in pair for pair in pairs) for pairs in (links, whole))
+        return (here, node not in unreachable, -holds, order.index(node))
 
     def worth(part: list[str]) -> tuple[bool, int, int, int]:
         answered = sum(node in unreachable for node in part)
@@ -257,7 +253,6 @@ def split(
 
     parts = sorted(_parts(order, broken), key=worth)
     kept = set(parts[0]) if parts else set()
-    beyond = [pair for pair in broken if not pair <= kept]
     whole = {frozenset(pair) for pair in tested if unreachable.keys() >= set(pair)} - broken
     while True:
         links = [pair for pair in broken if pair <= kept]
