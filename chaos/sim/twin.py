@@ -21,7 +21,7 @@ from chaos.sim.drive import Run
 from chaos.sim.gang import Gang
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.node import Node
-from chaos.sim.store import Lease, Store, Watcher
+from chaos.sim.store import Lease, LeaseGone, Store, Watcher
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock, Network, World
 
@@ -145,7 +145,7 @@ OURS: Final = (
     Run, World, Clock, Network, Cluster, Store, Lease, Watcher, Disk, Save, Beats, Gang, Node, Vault, Nemesis,
 )  # fmt: skip
 HOW: Final[dict[type, Copy]] = {
-    **dict.fromkeys((type(None), bool, int, float, str, bytes, frozenset, type), _itself),
+    **dict.fromkeys((type(None), bool, int, float, str, bytes, frozenset, type, LeaseGone), _itself),
     **dict.fromkeys(OURS, _object),
     **dict.fromkeys((dict, Counter), _dict),
     list: _list, defaultdict: _default, set: _set, tuple: _tuple, Random: _chance, count: _count, MethodType: _method,

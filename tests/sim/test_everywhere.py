@@ -114,7 +114,16 @@ def test_cases_that_share_their_beginning_are_those_that_are_run_from_it(name, p
     assert len(shared.world.history) == so_far
 
 
-def test_what_a_run_may_hold_on_to_is_known():
+@pytest.mark.parametrize("name", BASES)
+def test_a_run_has_a_copy_at_every_place(name):
+    run = Run(BASES[name].scenario, SEED)
+    run.cluster.start()
+    for at in places(name):
+        run.world.run(at)
+        assert twin(run).world.now == at
+
+
+def test_what_cannot_be_copied_is_named():
     shared = begun("worker", 21)
     shared.world.later(1.0, print, object())
     with pytest.raises(TypeError, match="nobody knows how to copy a object"):
@@ -129,6 +138,8 @@ def test_a_case_that_crashes_is_a_finding(monkeypatch):
 
 def test_sittings_and_parts_make_a_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("chaos.everywhere.SECONDS", {"lose_lease:n00": SECONDS["lose_lease:n00"]})
+    some = places("save")[:8]
+    monkeypatch.setattr("chaos.everywhere.places", lambda _: some)
     whole = [unit.key for unit in units(cases(["save"], ()))]
     file = tmp_path / "results"
     arguments = ["--base", "save", "--to", str(file), "--workers", "1"]
