@@ -377,7 +377,7 @@ def show(found: Sequence[Covered], asked: int) -> None:
     kinds = Counter((each.base, second) for each in found for second, _ in each.failed)
     for (name, second), failed in sorted(kinds.items()):
         print(f"violated: {name} x {second} at {failed} places")
-    ran, idle, spent_s = (sum(column) for column in zip(*((e.ran, e.idle, e.spent_s) for e in found), strict=True))
+    ran, idle, spent_s = (sum(getattr(each, name) for each in found) for name in ("ran", "idle", "spent_s"))
     other = sum(each.code != code() for each in found)
     print(
         f"{len(found)} of {asked} places covered: {ran} runs, and {idle} cases whose second fault had nothing to act on; "

@@ -60,7 +60,9 @@ MUTANTS: Final = (
     # A store that has lost what it knew.
     _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return NOTHING", "if True:\n        return NOTHING", "the-store-loses-its-data"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
-    _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
+    _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation and not _asked_since(known, view):", "if False:", "the-store-loses-its-data-in-a-pause"),
+    _m("what is asked after the store's loss counts", "core.node.setback", " and not _asked_since(known, view):", ":", "a-resume-just-after-the-store-lost-its-data"),
+    _s("what is written again is fenced by what was asked", "(self.shared.plan_revision, self.shared.commit_revision, self.shared.intent_revision)\n        if at != (action.if_plan, action.if_commit, action.if_intent):", "(self.shared.plan_revision, self.shared.commit_revision)\n        if at != (action.if_plan, action.if_commit):", "a-resume-as-a-lost-plan-is-written-again"),
     # Following.
     _m("workers cannot join one generation twice", "core.node.follow", "return state.joined >= plan.generation or (", "return (", "agent-dies"),
     _m("a step is committed once", "core.node.follow", "workers.saved <= view.committed or ", "", "agent-dies"),

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from random import Random
 from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from chaos.sim.beats import Beats
 from chaos.sim.cluster import Cluster
@@ -25,6 +25,7 @@ from chaos.sim.store import Lease, LeaseGone, Store, Watcher
 from chaos.sim.vault import Vault
 from chaos.sim.world import Clock, Network, World
 
+T = TypeVar("T")
 Copy = Callable[[Any, "Twins"], Any]
 
 
@@ -48,7 +49,7 @@ class Twins(dict[int, Any]):
         self.kept.append(one)
         return how(one, self)
 
-    def put(self, one: object, other: Any) -> Any:
+    def put(self, one: object, other: T) -> T:
         """This is its twin. (Known before its parts are copied, which may lead back to it.)"""
         self[id(one)] = other
         return other
