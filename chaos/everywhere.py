@@ -1,31 +1,38 @@
 """`python -m chaos.everywhere`: each second fault at every place of a recovery; exit code 1 if a guarantee did not hold.
 
 The one idea: a place is a moment between two events of a run, and a run is its seed, so the events before the second fault are
-those of the run without it. Each case is an ordinary scenario with two faults at times, and is saved as one.
+those of the run without it. So all cases of a place share one run up to there, and each goes on from a copy of it. Each case is
+an ordinary scenario with two faults at times, and is saved as one.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from hashlib import blake2b
 from itertools import islice, pairwise
+from math import inf
 from pathlib import Path
+from random import Random
 from typing import Final, Literal
 
-from chaos.case import Violation
 from chaos.faults import KINDS, Fault
 from chaos.history import Asked, Committed, Left, Planned, Sealed, Struck
 from chaos.scenario import Expect, Scenario, save
 from chaos.sim.cluster import Cluster, Shape
-from chaos.sim.drive import Run
+from chaos.sim.drive import Result, Run
+from chaos.sim.twin import twin
 from elasticrl.contract.model import Phase
 from elasticrl.contract.settings import Health, Membership, Recovery, Settings, Timeouts
 
+ROOT: Final = Path(__file__).parent.parent
 NODES: Final = ("n00", "n01", "n02")
 FIRST_S = 6.0  # when the first fault strikes: all train
 SEED = "0"
@@ -223,23 +230,37 @@ def case(name: str, second: str, place: int) -> Scenario:
     )
 
 
-def judged(name: str, second: str, place: int) -> list[Violation] | None:
-    """What is wrong with one case; None: the fault has nothing to act on at that place."""
-    scenario = case(name, second, place)
-    run = Run(scenario, SEED)
-    last, at = len(scenario.faults) - 1, scenario.faults[-1].at or 0.0
+def begun(name: str, place: int) -> Run:
+    """A base's run, as it is at a place: what all cases of that place have in common."""
+    run = Run(BASES[name].scenario, SEED)
+    run.cluster.start()
+    run.world.run(places(name)[place])
+    return run
 
-    def struck() -> None:
-        if not any(isinstance(fact, Struck) and fact.number == last for fact in run.world.history):
-            run.world.halted = True
 
-    run.world.later(at, struck)
-    result = run.drive()
-    if run.world.halted and not any(isinstance(fact, Struck) and fact.number == last for fact in result.history):
+def result(run: Run) -> Result | None:
+    """The rest of a case that has not come to its second fault; None: that one has nothing to act on there."""
+    last = len(run.scenario.faults) - 1
+    run.world.run(run.scenario.faults[last].at or 0.0)
+    if not any(isinstance(fact, Struck) and fact.number == last for fact in run.world.history):
         return None
-    if any(isinstance(fact, Asked) and fact.verb == "stop" for fact in result.history) and not _stopped(run):
-        return [v for v in result.violations if v.check != "what_was_expected"]
-    return result.violations
+    return run.go_on()
+
+
+def verdict(run: Run) -> list[str] | None:
+    """What is wrong with a case that has not come to its second fault; None: that one has nothing to act on there."""
+    found = result(run)
+    if found is None:
+        return None
+    stopped = not _stopped(run) and any(isinstance(fact, Asked) and fact.verb == "stop" for fact in found.history)
+    return [str(each) for each in found.violations if not (stopped and each.check == "what_was_expected")]
+
+
+def judged(name: str, second: str, place: int) -> list[str] | None:
+    """The verdict of one case that is run from its beginning."""
+    run = Run(case(name, second, place), SEED)
+    run.cluster.start()
+    return verdict(run)
 
 
 def _stopped(run: Run) -> bool:
@@ -250,19 +271,31 @@ def _stopped(run: Run) -> bool:
 # ---- all of them
 
 
-@dataclass(slots=True)
-class Tally:
-    """What many cases came to."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Cases that have a place in common. Example: Unit(base="stop", place=17, seconds=("lose_lease:n00", "stop"))"""
 
-    runs: Counter[str] = field(default_factory=Counter)  # by base
-    idle: int = 0  # the fault had nothing to act on
-    failed: list[tuple[str, str, int, str]] = field(default_factory=list)
+    base: str
+    place: int
+    seconds: tuple[str, ...]
 
-    def add(self, other: "Tally") -> None:
-        """Those too."""
-        self.runs += other.runs
-        self.idle += other.idle
-        self.failed += other.failed
+    @property
+    def key(self) -> tuple[str, int]:
+        """Where it is."""
+        return self.base, self.place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """What a unit's cases came to: one line of a file of results."""
+
+    base: str
+    place: int
+    code: str  # a digest of the sources that it was run with
+    idle: int  # cases in which the fault had nothing to act on
+    ran: int
+    failed: tuple[tuple[str, str], ...]  # second faults, and their first violation
+    spent_s: float  # of a processor
 
 
 def cases(bases: Iterable[str], kinds: Sequence[str]) -> Iterator[tuple[str, str, int]]:
@@ -273,46 +306,86 @@ def cases(bases: Iterable[str], kinds: Sequence[str]) -> Iterator[tuple[str, str
                 yield from ((name, second, place) for place in range(len(places(name))))
 
 
-def batch(some: Sequence[tuple[str, str, int]]) -> Tally:
-    """A few cases."""
-    tally = Tally()
+def units(some: Iterable[tuple[str, str, int]]) -> list[Unit]:
+    """These cases by place, shuffled, but always alike: any share of them is an even sample."""
+    found: dict[tuple[str, int], list[str]] = {}
     for name, second, place in some:
-        found = judged(name, second, place)
-        if found is None:
-            tally.idle += 1
-            continue
-        tally.runs[name] += 1
-        if found:
-            tally.failed.append((name, second, place, str(found[0])))
-    return tally
+        found.setdefault((name, place), []).append(second)
+    every = [Unit(base=name, place=place, seconds=tuple(seconds)) for (name, place), seconds in found.items()]
+    Random("everywhere").shuffle(every)
+    return every
 
 
-def every(wanted: Iterable[tuple[str, str, int]], workers: int) -> Tally:
-    """These cases, over this many processes."""
-    total, left = Tally(), iter(wanted)
+def cover(unit: Unit) -> Covered:
+    """All cases of a unit."""
+    before, idle, failed = time.process_time(), 0, []
+    shared = begun(unit.base, unit.place)
+    for second in unit.seconds:
+        run = twin(shared)
+        run.become(case(unit.base, second, unit.place))
+        try:
+            found = verdict(run)
+        except Exception:  # noqa: BLE001 - one case that crashes is a finding, and the others go on
+            found = [traceback.format_exc()]
+        idle += found is None
+        failed += [(second, found[0])] if found else []
+    return Covered(
+        base=unit.base, place=unit.place, code=code(), idle=idle, ran=len(unit.seconds) - idle, failed=tuple(failed),
+        spent_s=round(time.process_time() - before, 3),
+    )  # fmt: skip
+
+
+@cache
+def code() -> str:
+    """A digest of all that a case depends on."""
+    files = sorted(path for folder in ("chaos", "elasticrl") for path in (ROOT / folder).rglob("*.py"))
+    return blake2b(b"".join(path.read_bytes() for path in files), digest_size=4).hexdigest()
+
+
+def every(wanted: Iterable[Unit], workers: int, minutes: float | None = None) -> Iterator[Covered]:
+    """These units over this many processes, as they get done; with `minutes`, those that fit into the time."""
+    left, end = iter(wanted), time.monotonic() + 60.0 * minutes if minutes is not None else inf
     with ProcessPoolExecutor(workers) as pool:
-        batches = iter(lambda: list(islice(left, 40)), [])
-        for tally in pool.map(batch, batches):
-            total.add(tally)
-            for name, second, place, what in tally.failed:
-                print(f"VIOLATION  python -m chaos.everywhere --one {name} {second} {place}  {what}", flush=True)
-    return total
+        pending = {pool.submit(cover, unit) for unit in islice(left, 2 * workers)}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for each in done:
+                yield each.result()
+            if time.monotonic() < end:
+                pending |= {pool.submit(cover, unit) for unit in islice(left, len(done))}
 
 
-def show(total: Tally, seconds_s: float) -> None:
-    """The counts, and how to repeat what failed."""
-    kinds = Counter((name, second) for name, second, _, _ in total.failed)
-    for name in total.runs:
-        failed = sum(n for (base, _), n in kinds.items() if base == name)
+def load(path: Path) -> dict[tuple[str, int], Covered]:
+    """A file of results: the newest of each place."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = (Covered(**row | {"failed": tuple((second, what) for second, what in row["failed"])}) for row in rows)
+    return {(each.base, each.place): each for each in found}
+
+
+def _failed_once(each: Covered) -> bool:
+    """Did it fail with other sources? Then these are tried."""
+    return bool(each.failed) and each.code != code()
+
+
+def show(found: Sequence[Covered], asked: int) -> None:
+    """The counts of what was covered, and what failed. `asked`: how many places there were to cover."""
+    for name in dict.fromkeys(each.base for each in found):
+        some = [each for each in found if each.base == name]
+        failed, ran = sum(len(each.failed) for each in some), sum(each.ran for each in some)
         print(
-            f"{name:<14}{BASES[name].does:<56}{len(places(name)):>5} places{total.runs[name]:>8} runs{failed:>6} violations"
+            f"{name:<14}{BASES[name].does:<56}{len(some):>5} of {len(places(name))} places{ran:>8} runs{failed:>6} violations"
         )
+    kinds = Counter((each.base, second) for each in found for second, _ in each.failed)
     for (name, second), failed in sorted(kinds.items()):
         print(f"violated: {name} x {second} at {failed} places")
+    ran, idle, spent_s = (sum(getattr(each, name) for each in found) for name in ("ran", "idle", "spent_s"))
+    other = sum(each.code != code() for each in found)
     print(
-        f"{total.runs.total()} runs of {len(total.runs)} bases and {len(SECONDS)} second faults, {total.idle} places with "
-        f"nothing to act on, {seconds_s:.0f} s: {len(total.failed) or 'no'} violation{'s' * (len(total.failed) != 1)}"
+        f"{len(found)} of {asked} places covered: {ran} runs, and {idle} cases whose second fault had nothing to act on; "
+        f"{spent_s:.0f} s of a processor, {1e3 * spent_s / max(ran, 1):.0f} ms a run"
+        + (f"; {other} of these places with other sources than today's" if other else "")
     )
+    print(f"{kinds.total() or 'no'} violation{'s' * (kinds.total() != 1)}")
 
 
 def one(name: str, second: str, place: int, to: str | None) -> int:
@@ -336,15 +409,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=1, help="only one case of so many, evenly")
     parser.add_argument("--one", nargs=3, metavar=("BASE", "FAULT", "PLACE"), help="one case")
     parser.add_argument("--save", help="with --one: where its scenario goes")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="the Kth of N parts that together are all")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="add results to this file, and leave out what is in it")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(argv)
     if args.one:
         return one(args.one[0], args.one[1], int(args.one[2]), args.save)
-    begun = time.monotonic()
-    chosen = islice(cases(args.base or BASES, args.fault), args.sample // 2, None, args.sample)
-    total = every(chosen, args.workers)
-    show(total, time.monotonic() - begun)
-    return 1 if total.failed else 0
+    if args.to and (args.fault or args.sample > 1):
+        parser.error("--to keeps whole places: it goes with --base and --part, and without --fault and --sample")
+    part, parts = map(int, args.part.split("/"))
+    asked = units(islice(cases(args.base or BASES, args.fault), args.sample // 2, None, args.sample))[part - 1 :: parts]
+    known = load(args.to) if args.to else {}
+    found = {unit.key: known[unit.key] for unit in asked if unit.key in known}
+    new = [unit for unit in asked if unit.key not in found or _failed_once(found[unit.key])]
+    for each in every(new, args.workers, args.minutes):
+        found[each.base, each.place] = each
+        for second, what in each.failed:
+            print(f"VIOLATION  python -m chaos.everywhere --one {each.base} {second} {each.place}  {what}", flush=True)
+        if args.to:
+            with args.to.open("a") as file:
+                print(json.dumps(asdict(each)), file=file)
+    show(list(found.values()), len(asked))
+    return 1 if any(each.failed for each in found.values()) else 0
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ MUTANTS: Final = (
     _m("a plan that nobody knows is not begun anew", "core.node.setback", "if state.lead is None or not alive(workers) or workers.generation <= shown:", "if state.lead is None or plan is None or not alive(workers) or workers.generation <= shown:", "a-lone-daemon-restarts-beside-an-empty-store"),
     _m("all whose workers run are held", "core.node.setback", "if r.work in ALIVE and r.generation == workers.generation", "if r.member == state.me", "all-daemons-restart-beside-an-empty-store"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
-    _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
+    _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation and not _asked_since(known, view):", "if False:", "the-store-loses-its-data-in-a-pause"),
+    _m("what is asked after the store's loss counts", "core.node.setback", " and not _asked_since(known, view):", ":", "a-resume-just-after-the-store-lost-its-data"),
+    _s("what is written again is fenced by what was asked", "(self.shared.plan_revision, self.shared.commit_revision, self.shared.intent_revision)\n        if at != (action.if_plan, action.if_commit, action.if_intent):", "(self.shared.plan_revision, self.shared.commit_revision)\n        if at != (action.if_plan, action.if_commit):", "a-resume-as-a-lost-plan-is-written-again"),
     # Following.
     _m("workers cannot join one generation twice", "core.node.follow", "return state.joined >= plan.generation or (", "return (", "agent-dies"),
     _m("a step is committed once", "core.node.follow", "workers.saved <= view.committed or ", "", "agent-dies"),

@@ -42,6 +42,15 @@ class Run:
     def drive(self) -> Result:
         """All of it."""
         self.cluster.start()
+        return self.go_on()
+
+    def become(self, scenario: Scenario) -> None:
+        """From here on it is a run of this scenario, which is the same so far, and has more faults, all of them ahead."""
+        self.nemesis.add(scenario.faults[len(self.scenario.faults) :])
+        self.scenario = scenario
+
+    def go_on(self) -> Result:
+        """The rest of it, from wherever it has come to."""
         self.world.run(self.scenario.trouble_s)
         self.nemesis.heal()
         until = self.world.now + self.scenario.liveness_s

@@ -29,21 +29,26 @@ class Nemesis:
 
     def __init__(self, cluster: Cluster, faults: tuple[Fault, ...]) -> None:
         self.cluster, self.world = cluster, cluster.world
-        self.faults = faults
+        self.faults: tuple[Fault, ...] = ()
         self.active: dict[int, tuple[Fault, Undo]] = {}
         self.healed = False
         self.struck: list[str] = []
         self._waiting: dict[str, list[tuple[int, Fault]]] = {}
         self._arrivals: dict[str, int] = {}
         cluster.nemesis = self
-        for number, fault in enumerate(faults):
-            if fault.at is not None:
-                self.world.later(fault.at, self._try, number, fault, "", 40)
-            else:
-                self._waiting.setdefault(fault.when, []).append((number, fault))
-        cluster.wanted = frozenset(self._waiting)
+        self.add(faults)
 
     # ---- when
+
+    def add(self, faults: tuple[Fault, ...]) -> None:
+        """These too: their times and positions are ahead."""
+        for number, fault in enumerate(faults, len(self.faults)):
+            if fault.at is not None:
+                self.world.at(fault.at, self._try, number, fault, "", 40)
+            else:
+                self._waiting.setdefault(fault.when, []).append((number, fault))
+        self.faults += faults
+        self.cluster.wanted = frozenset(self._waiting)
 
     def reached(self, place: str, subject: Gang | Node) -> None:
         """The job has come to a position."""

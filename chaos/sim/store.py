@@ -254,8 +254,9 @@ class Store:
         return {"intent": intent, "intent_generation": action.plan.generation, "intent_revision": at}
 
     def restore(self, action: events.Restore, by: Member) -> None:
-        """Write again what was lost, if plan and commit are still at these revisions."""
-        if self.shared.plan_revision != action.if_plan or self.shared.commit_revision != action.if_commit:
+        """Write again what was lost, if plan, commit and intent are still at these revisions."""
+        at = (self.shared.plan_revision, self.shared.commit_revision, self.shared.intent_revision)
+        if at != (action.if_plan, action.if_commit, action.if_intent):
             return
         now, next_one = self._world.now, self.revision + 1
         committed = {"commit": action.commit, "commit_revision": next_one} if action.commit else {}

@@ -42,6 +42,10 @@ class World:
         """Do this after `delay` seconds of true time."""
         heapq.heappush(self._heap, (self.now + delay, next(self._order), what, args))
 
+    def at(self, when: float, what: Callable[[*Args], object], *args: *Args) -> None:
+        """Do this at that true time, to the last bit of it."""
+        heapq.heappush(self._heap, (when, next(self._order), what, args))
+
     def note(self, fact: Fact) -> None:
         """Write down what an outsider could have seen."""
         self.history.append(fact)

@@ -176,7 +176,7 @@ class WriteCommit(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore(Action):
-    """Write again what the store has lost of the job, if its plan and commit are still at these revisions: anybody may."""
+    """Write again what the store has lost of the job, if plan, commit and intent are still at these revisions: anybody may."""
 
     plan: Plan
     commit: Commit | None
@@ -184,6 +184,7 @@ class Restore(Action):
     intent_generation: int
     if_plan: int
     if_commit: int
+    if_intent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

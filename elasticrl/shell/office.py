@@ -124,6 +124,7 @@ class Office:
         fences = [
             Unchanged(key=keys.PLAN, revision=action.if_plan),
             Unchanged(key=keys.COMMIT, revision=action.if_commit),
+            Unchanged(key=keys.INTENT, revision=action.if_intent),
         ]
         wanted = Wanted(intent=action.intent, generation=action.intent_generation)
         ops = [Put(key=keys.PLAN, value=keys.dump(action.plan)), Put(key=keys.INTENT, value=keys.dump(wanted))]

@@ -5,23 +5,40 @@ from itertools import islice, pairwise
 
 import pytest
 
-from chaos import history
-from chaos.everywhere import BASES, FIRST_S, SECONDS, SEED, batch, case, cases, judged, mark, places
+from chaos import everywhere, history
+from chaos.everywhere import (
+    BASES,
+    FIRST_S,
+    SECONDS,
+    SEED,
+    Unit,
+    begun,
+    case,
+    cases,
+    cover,
+    judged,
+    main,
+    mark,
+    places,
+    result,
+    units,
+)
 from chaos.faults import KINDS
 from chaos.history import Struck
 from chaos.mutate import breaking, mutants
 from chaos.scenario import Scenario, load, save
 from chaos.sim.drive import Run, run
+from chaos.sim.twin import twin
 
 EVERY = 499  # one case of so many: some 200
 
 
 @pytest.mark.long
 def test_a_short_selection_holds():
-    found = batch(tuple(islice(cases(BASES, ()), EVERY // 2, None, EVERY)))
-    assert not found.failed, "\n".join(map(str, found.failed))
-    assert found.runs.total() >= 150
-    assert set(found.runs) == set(BASES)
+    found = [cover(unit) for unit in units(islice(cases(BASES, ()), EVERY // 2, None, EVERY))]
+    assert not [(each.base, each.place, *failed) for each in found for failed in each.failed]
+    assert sum(each.ran for each in found) >= 150
+    assert {each.base for each in found} == set(BASES)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -71,8 +88,73 @@ def test_a_fault_with_nothing_to_act_on_is_no_run():
     assert judged("node", "kill_worker:n01", 3) is None  # its node has just been killed
 
 
+def told(run: Run) -> list[str]:
+    """All that happens in a case."""
+    found = result(run)
+    return [] if found is None else [history.line(fact) for fact in found.history]
+
+
+ALIKE = [
+    ("worker", 21, ("kill_node:n00", "store_loss", "partition", "drain:n02", "kill_worker:n01")),
+    ("drain-needed", 40, ("store_set_back", "lossy_node:n01", "stop")),
+    ("save", 3, ("torn_save", "late_commit")),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "seconds"), ALIKE)
+def test_cases_that_share_their_beginning_are_those_that_are_run_from_it(name, place, seconds):
+    shared = begun(name, place)
+    so_far = len(shared.world.history)
+    for second in seconds:
+        scenario = case(name, second, place)
+        alone, other = Run(scenario, SEED), twin(shared)
+        alone.cluster.start()
+        other.become(scenario)
+        assert told(other) == told(alone)
+    assert len(shared.world.history) == so_far
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_run_has_a_copy_at_every_place(name):
+    run = Run(BASES[name].scenario, SEED)
+    run.cluster.start()
+    for at in places(name):
+        run.world.run(at)
+        assert twin(run).world.now == at
+
+
+def test_what_cannot_be_copied_is_named():
+    shared = begun("worker", 21)
+    shared.world.later(1.0, print, object())
+    with pytest.raises(TypeError, match="nobody knows how to copy a object"):
+        twin(shared)
+
+
+def test_a_case_that_crashes_is_a_finding(monkeypatch):
+    monkeypatch.setattr("chaos.sim.drive.judge", lambda *_: 1 // 0)
+    found = cover(Unit(base="worker", place=21, seconds=("stop",)))
+    assert "ZeroDivisionError" in found.failed[0][1]
+
+
+def test_sittings_and_parts_make_a_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("chaos.everywhere.SECONDS", {"lose_lease:n00": SECONDS["lose_lease:n00"]})
+    some = places("save")[:8]
+    monkeypatch.setattr("chaos.everywhere.places", lambda _: some)
+    whole = [unit.key for unit in units(cases(["save"], ()))]
+    file = tmp_path / "results"
+    arguments = ["--base", "save", "--to", str(file), "--workers", "1"]
+    assert main([*arguments, "--part", "1/2"]) == 0
+    assert set(everywhere.load(file)) == set(whole[::2])
+    before = file.read_text()
+    assert main([*arguments, "--part", "1/2"]) == 0
+    assert file.read_text() == before  # there was nothing left to do
+    assert main([*arguments, "--minutes", "0"]) == 0
+    assert len(whole[::2]) < len(everywhere.load(file)) < len(whole)
+    assert f"{len(everywhere.load(file))} of {len(whole)} places covered" in capsys.readouterr().out
+
+
 def test_a_broken_guard_shows():
-    some = [("drain-needed", "store_compaction", 10)]
-    assert not batch(some).failed
+    unit = Unit(base="drain-needed", place=10, seconds=("store_compaction",))
+    assert not cover(unit).failed
     with breaking(next(m for m in mutants() if m.name == "scene.Scene._fate: if record.member != member -> if False")):
-        assert batch(some).failed
+        assert cover(unit).failed

@@ -100,6 +100,23 @@ def test_what_operators_wanted_is_written_again_too():
     assert restored(life).intent_generation == 3
 
 
+def test_what_operators_ask_of_an_emptied_store_is_what_they_want():
+    life = training()
+    life.seen(3.6, "pause", intent=Intent.PAUSE, intent_generation=3, intent_revision=45)
+    lost(life, 4.0, intent=Intent.RUN, intent_revision=2)
+    assert (restored(life).intent, restored(life).if_intent) == (Intent.RUN, 2)
+
+
+def test_what_operators_ask_of_a_store_that_was_set_back_is_what_they_want():
+    life = training()
+    older = replace(life.view.plan, generation=2)
+    life.seen(3.6, "pause", intent=Intent.PAUSE, intent_generation=3, intent_revision=45)
+    lost(life, 4.0, plan=older, plan_revision=2, intent=Intent.RUN, intent_generation=1, intent_revision=1)
+    assert (restored(life).intent, restored(life).if_intent) == (Intent.PAUSE, 1)
+    life.seen(4.1, "stop", intent=Intent.STOP, intent_generation=2, intent_revision=9)
+    assert (restored(life).intent, restored(life).if_intent) == (Intent.STOP, 9)
+
+
 def test_a_view_of_before_the_loss_that_comes_late_is_passed_over():
     life = training()
     old = life.view

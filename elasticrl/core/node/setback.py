@@ -25,9 +25,17 @@ def better(known: View, view: View) -> View:
             view = replace(view, plan=plan, lost=True)
     if commit is not None and view.committed < commit.step:
         view = replace(view, commit=commit, lost=True)
-    if view.lost and view.intent_generation < known.intent_generation:
+    if view.lost and view.intent_generation < known.intent_generation and not _asked_since(known, view):
         view = replace(view, intent=known.intent, intent_generation=known.intent_generation, intent_by=known.intent_by)
     return view
+
+
+def _asked_since(known: View, view: View) -> bool:
+    """Has an operator asked for something since the store lost what it knew? One that is empty holds nothing else; of one that
+    was set back that shows only once this node has seen it before.
+    """
+    newer = view.epoch == known.epoch and view.intent_revision > known.intent_revision
+    return newer or (view.plan_revision == 0 and view.intent_revision > 0)
 
 
 def behind(state: State) -> bool:
@@ -84,6 +92,7 @@ def _written_again(state: State, plan: Plan) -> Restore:
         intent_generation=view.intent_generation,
         if_plan=view.plan_revision,
         if_commit=view.commit_revision,
+        if_intent=view.intent_revision,
     )
 
 
