@@ -286,11 +286,11 @@ class Nemesis:
 
     def _daemon_again(self, node: Node) -> None:
         if node.powered and node.wants_up and (not self.stopped or node.agent_up):
-            node.start_daemon()
+            node.start_daemon(again=True)
 
     def _boot(self, node: Node) -> None:
         if not self.stopped and node.wants_up:
-            node.boot()
+            node.boot(again=True)
 
     def _unpause(self, node: Node) -> None:
         node.daemon_paused = False

@@ -26,6 +26,7 @@ from elasticrl.contract.model import (
     Member,
     Milestone,
     Pace,
+    Phase,
     Plan,
     Record,
     Stall,
@@ -86,7 +87,7 @@ class Node:
         self.second, self.steps = 0, 0
         self.orders: dict[str, list[float]] = {}  # when the newest order was given
         self.wants_up, self.mute_publish = True, False
-        self.looked_at = inf  # when a daemon that began a life first saw the store
+        self.looked_at, self.stands_in = inf, False  # when a daemon that began a life first saw the store
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.bits = ""  # as its first warm process has found out
@@ -118,8 +119,8 @@ class Node:
 
     # ---- life and death
 
-    def boot(self) -> None:
-        """Power on: a new life."""
+    def boot(self, *, again: bool = False) -> None:
+        """Power on: a new life. `again`: by itself, as after a power cut, and by no operator."""
         if self.powered:
             return
         self.powered, self.frozen, self.wants_up = True, False, True
@@ -127,7 +128,7 @@ class Node:
         if running is not None and self in running.seats:
             running.break_()  # its kernel answers again, and knows no such connection
         self.start_agent()
-        self.start_daemon()
+        self.start_daemon(again=again)
 
     def power_off(self) -> None:
         """Everything here is gone, and says nothing about it."""
@@ -151,8 +152,8 @@ class Node:
         if self.cluster.shape.vault_moves:
             self.tell()
 
-    def start_daemon(self) -> None:
-        """A daemon begins; it goes on with the life whose agent it finds."""
+    def start_daemon(self, *, again: bool = False) -> None:
+        """A daemon begins; it goes on with the life whose agent it finds. `again`: in place of one that died."""
         if self.daemon_up or not self.powered or not self.wants_up:
             return
         adopted = self.agent_up and self.agent_life == self.known_agent
@@ -184,7 +185,7 @@ class Node:
         self.inbox.clear()
         self.lease_sent = -inf
         self.wake_at = self.wake_due = inf
-        self.looked_at = -inf if adopted else inf
+        self.looked_at, self.stands_in = -inf if adopted else inf, again and not adopted
         self.world.note(Started(at=self.world.now, member=str(me), adopted=adopted))
         self.cluster.beats.changed(self.name)
         self.cluster.store.watch(me, self._seen(self.life), everyone=False)
@@ -294,8 +295,13 @@ class Node:
 
     def _seen(self, life: int) -> Callable[[View], None]:
         def deliver(view: View) -> None:
-            if life == self.life:
-                self.looked_at = min(self.looked_at, self.world.now)
+            if life != self.life:
+                return
+            first, self.looked_at = self.looked_at == inf, min(self.looked_at, self.world.now)
+            plan = view.plan
+            if first and self.stands_in and plan is not None and plan.phase is Phase.STOP:
+                self._leave(plan.exit_code or 0, "it stands in for a daemon that died, which begins no job anew")
+            else:
                 self.post(events.Seen(now=self.clock.now(), view=view))
 
         return deliver

@@ -472,8 +472,8 @@ class Scene:
 
     @cached_property
     def on_their_way(self) -> frozenset[Member]:
-        """Those whom the plan adds to a gang, and who are not there yet, as far as is known: the gang trains without them. Who
-        has left the larger gang, as others of it have, was there.
+        """Those whom the plan adds to a gang, and who are not there yet, as far as is known: the gang trains without them. To a
+        leader without a seat who has left the larger gang, as others of it have, was there. (One with a seat knows by its own.)
 
         Found by simulation: a leader in its next life took who had trained in that gang for one that still loads.
         """
@@ -482,7 +482,7 @@ class Scene:
             return frozenset()
         there = {record.member for record in self.doing[Work.JOINING] if record.phase == MEETING}
         left = self.doing[Work.PARKED]
-        if any(record.born < plan.generation for record in left):
+        if self.me not in plan.seat_of and any(record.born < plan.generation for record in left):
             there.update(record.member for record in left)
         return frozenset(seat.member for seat in plan.seats if seat.born == plan.generation) - there
 
