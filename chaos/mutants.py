@@ -67,7 +67,7 @@ MUTANTS: Final = (
     _s("what is written again is fenced by what was asked", "(self.shared.plan_revision, self.shared.commit_revision, self.shared.intent_revision)\n        if at != (action.if_plan, action.if_commit, action.if_intent):", "(self.shared.plan_revision, self.shared.commit_revision)\n        if at != (action.if_plan, action.if_commit):", "a-resume-as-a-lost-plan-is-written-again"),
     # Following.
     _m("workers cannot join one generation twice", "core.node.follow", "return state.joined >= plan.generation or (", "return (", "agent-dies"),
-    _m("a step is committed once", "core.node.follow", "workers.saved <= view.committed or ", "", "agent-dies"),
+    _m("a step is committed once", "core.node.follow", "return here and workers.saved > state.view.committed", "return here", "agent-dies"),
     _m("a victim of a stall is not killed", "core.node.follow", "or (stall.waiting and not stall.stopped):", "or False:", "data-link-down"),
     _m("the culprit of a stall is killed", "core.node.follow", "if stall is None or not alive(workers)", "if True or stall is None or not alive(workers)", "hang-outside-a-collective"),
     _m("a lost record is written again", "core.node.follow", "if record is not state.view.own:", "if record is not state.view.own and not (state.view.own is None and state.reported > 0):", "leader-cut-from-the-store"),
@@ -148,7 +148,7 @@ MUTANTS: Final = (
     _m("a lost lease is lost", "core.step", "return state.but(leased=-inf, sent=sent_before), ()", "return state.but(sent=sent_before), ()", "a-lease-is-forgotten"),
     _m("a wish is not repeated before its time", "core.step", "last[0] == action and now < last[1] + retry_s", "False", "data-link-down"),
     _m("a seat without workers is given back", "core.node.follow", " or (seat.born < plan.generation and (uncounted or not workers.warm))", "", "two-deaths-one-spare-process"),
-    _m("only the gang of this plan commits", "core.node.follow", "workers.generation != plan.generation or ", "", "a-save-ends-late"),
+    _m("only the gang of this plan commits", "core.node.follow", "here = workers.generation == plan.generation and bool(plan.seats) and", "here = bool(plan.seats) and", "a-save-ends-late"),
     _m("a held node leaves when its state is safe", "core.node.follow", "if safe or late", "if late", "a-held-node-saves-and-leaves"),
     _m("a held node stays until its state is safe", "core.node.follow", "if safe or late", "if True", "a-held-node-saves-and-leaves"),
     _m("the word of the convicted does not count", "core.node.suspect", "accusers.difference_update(top)", "pass", "two-deaf-nodes-beside-one"),

@@ -284,9 +284,8 @@ def _follow(
     state: State, plan: Plan | None, seat: Seat | None, workers: Workers, kill: tuple[Action, ...], now: float
 ) -> Wish:
     if plan is None:
-        if (
-            state.leaving and state.view.revision and not alive(workers)
-        ):  # there is nothing to leave, as far as the store says
+        if state.leaving and state.view.revision and not alive(workers):
+            # There is nothing that it could leave, as the store says.
             return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
         return Wish(kill, reason="waiting for a first plan")
     if alive(workers) and workers.generation > plan.generation:
