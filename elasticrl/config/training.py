@@ -53,6 +53,21 @@ class Kl(Section):
     """Nats. k3 is clamped to this at each token. More lets outliers pull harder."""
 
 
+class Spike(Section):
+    """What happens to an update whose gradient's norm or loss is far above those of the updates before."""
+
+    does: Literal["off", "warn", "skip", "stop"] = "off"
+    """off: nothing is looked at; warn: it is applied, and the step's report names it; skip: all workers leave it out, its
+    samples count as used, and the ledger says so; stop: it ends the job, and nothing of it is applied."""
+    sigma: Positive = 6.0
+    """Standard deviations above the mean of the last window updates. Less finds more."""
+    window: Annotated[int, Ge(4)] = 128
+    """Updates that mean and standard deviation are of, without those that were skipped; half of them must be there. More
+    forgets slower."""
+    in_a_row: Count = 8
+    """So many spikes one after another end the job with skip: it is elsewhere now, and would skip for ever."""
+
+
 class Ppo(Section):
     """The algorithm and its optimizers."""
 
@@ -103,6 +118,7 @@ class Ppo(Section):
     not_finite: Literal["stop", "skip"] = "stop"
     """What an update does whose loss or gradient is NaN or infinite. stop: it ends the job, and nothing of it is applied; skip:
     all workers leave it out, its samples count as used, and the ledger and the step's metric `skipped` say so."""
+    spike: Spike = Spike()
     gamma: Share = 1.0
     """The discount per token. Less looks less far ahead."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.95
