@@ -65,7 +65,7 @@ class Spike(Section):
     """Updates that mean and standard deviation are of, without those that were skipped; half of them must be there. More
     forgets slower."""
     in_a_row: Count = 8
-    """So many spikes one after another end the job with skip: it is elsewhere now, and would skip for ever."""
+    """So many spikes one after another end the job with skip, as it is elsewhere now. More waits longer."""
 
 
 class Ppo(Section):
@@ -161,6 +161,9 @@ class Ppo(Section):
     """The weight of the value loss where actor and critic share a model (model.value_head: tied)."""
     entropy_coef: Amount = 0.0
     """The weight of the entropy bonus. More keeps answers more varied."""
+    calculate_entropy: bool = True
+    """true: the step's metric `entropy` is there without a bonus too; false: it is not made where no loss needs it, which saves
+    a look at all logits of an update. Changes no bit."""
     router_aux_coef: Amount = 0.0
     """The weight of a mixture's auxiliary loss: how unevenly the tokens of a pass use its experts. More spreads tokens more
     evenly. Models are trained with about 0.001. 0: off."""
