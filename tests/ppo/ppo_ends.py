@@ -136,8 +136,8 @@ def counted(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., 
     return counting
 
 
-def given(strategy: str, make: Callable[[], nn.Module], *more: Any) -> nn.Module | Build:
-    found = given_as(strategy, make, *more)
+def given(strategy: str, make: Callable[[], nn.Module], *more: Any, narrow: bool) -> nn.Module | Build:
+    found = given_as(strategy, make, *more, narrow=narrow)
     return found if isinstance(found, nn.Module) else cast("Build", counted("a role", found))
 
 
