@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import grad_mode
 from torch.distributed.fsdp import FSDPModule
 
 from elasticrl.runtime.misuse import Misuse
@@ -83,7 +84,7 @@ class _Unit:
                 made = found.to(dtype, copy=True)
                 result = made, (made,)
             else:
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+                with torch.no_grad(), grad_mode._unsafe_preserve_version_counter(out):
                     out.copy_(found)
                 result = None
             held.all_gather_outputs[0].untyped_storage().resize_(0)  # it has room again before the next pass
