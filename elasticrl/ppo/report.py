@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from elasticrl.ppo.advantages import explained_variance
 from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen, ms
 from elasticrl.ppo.sinks import Event, Sinks
-from elasticrl.runtime.spikes import Spike
+from elasticrl.runtime.spikes import Guard, Spike
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
+    from elasticrl.config import training as config
     from elasticrl.contract.evaluated import Evaluated
     from elasticrl.ppo.guarantee import Guarantee
+    from elasticrl.ppo.losses import Entries
     from elasticrl.runtime.scalars import Moments, Tally
     from elasticrl.runtime.strategy import Reduced
     from elasticrl.runtime.traffic import Cost
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 FACTS = "evaluate."  # before figures of the weights that a step ends with, among its facts
 AT_START = "evaluate_start."  # before those of the weights that it begins with
 SPIKE = "spike."  # before numbers of an update that is one
+WATCHED = ("value_loss", "preference_loss", "loss")  # for spikes, where they are tallied
 UNTOLD = ("entries.", FACTS, AT_START, SPIKE)  # facts that are no metrics of a step
 TOLD = ("score", "pass@1", "ended", "length")  # figures in an evaluation's line
 SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
@@ -218,6 +221,15 @@ def emit(name: str, step: int, fields: Mapping[str, Any], line: str, scalars: Ma
     declared = BY_NAME[name].fields.keys() | {"step"}
     assert fields.keys() <= declared, f"{name}: {sorted(fields.keys() - declared)} are not declared"
     return Event(name=name, step=step, fields=fields, line=line, scalars=scalars)
+
+
+def guard_of(asked: config.Spike, entries: Entries) -> Guard | None:
+    """Against spikes; none of an update without samples, which is 0. The policy's loss is about 0 whatever happens."""
+    if asked.does == "off" or not entries.tokens:
+        return None
+    return Guard(
+        sigma=asked.sigma, window=asked.window, in_a_row=asked.in_a_row, does=asked.does, losses=WATCHED, per=entries.tokens
+    )  # fmt: skip
 
 
 def spiked(done: Reduced, number: int, facts: Mapping[str, float]) -> dict[str, float]:

@@ -37,14 +37,13 @@ from elasticrl.ppo.losses import (
     value_loss,
 )  # fmt: skip
 from elasticrl.ppo.models import steady
-from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor, spiked
+from elasticrl.ppo.report import Report, facts_of, gains_of, guard_of, lr_factor, spiked
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, Said
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.ppo.sizes import Sizes, parts_of
 from elasticrl.ppo.staleness import ON_TIME, Staleness
 from elasticrl.runtime.scalars import Tally
-from elasticrl.runtime.spikes import Guard
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
 
-WATCHED = ("value_loss", "preference_loss", "loss")  # for spikes, where they are tallied
 Compute = Callable[[Rows], "tuple[torch.Tensor, ...]"]  # of one block's rows
 
 
@@ -362,7 +360,7 @@ class Trainer:
                 self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
             done = self.run.update(
                 lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip",
-                guard=self._guard(entries),
+                guard=guard_of(ppo.spike, entries),
             )  # fmt: skip
             self._told(done, number, entries)
 
@@ -378,20 +376,6 @@ class Trainer:
         self.run.used(lane, number // each, [ids[i] for i in index[asked[index]].tolist()])
         if filtered:
             self.run.used(lane, number // each, [ids[i] for i in filtered], filtered=True)
-
-    def _guard(self, entries: Entries) -> Guard | None:
-        """Against spikes; none of an update without samples, which is 0. The policy's loss is about 0 whatever happens."""
-        asked = self.ppo.spike
-        if asked.does == "off" or not entries.tokens:
-            return None
-        return Guard(
-            sigma=asked.sigma,
-            window=asked.window,
-            in_a_row=asked.in_a_row,
-            does=asked.does,
-            losses=WATCHED,
-            per=entries.tokens,
-        )
 
     def _told(self, done: Mapping[str, Reduced], number: int, entries: Entries) -> None:
         """The means over the step's updates so far, without those that were skipped."""
