@@ -21,6 +21,7 @@ from elasticrl.runtime.alike import not_finite
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.spikes import Past, check, seen
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.shard import Shard
+    from elasticrl.runtime.spikes import Guard, Spike
     from elasticrl.runtime.strategy import Reduced
 
 T = TypeVar("T")
@@ -75,6 +77,7 @@ class FixedRun:
         self.lanes: Sequence[int] = deal.carried[rank]
         self.seconds: dict[str, float] = {}
         self.ledger: list[Entry] = []
+        self.past = Past()
         self._parts = parts
         self._pending: list[Entry] = []
         self._on_phase = on_phase
@@ -168,11 +171,19 @@ class FixedRun:
         max_norm: float | None,
         keeps: bool = True,  # noqa: ARG002
         skips: bool = False,
+        guard: Guard | None = None,
     ) -> Mapping[str, Reduced]:
         """All roles reduce before any applies."""
         found = {role: strategy.reduce() for role, strategy in self.strategies.items()}
         skipped = bool(not_finite(found, losses=True))
         assert skips or not skipped, not_finite(found, losses=True)
+        jumps: tuple[Spike, ...] = ()
+        if guard is not None and not skipped:
+            now = seen(found, guard)
+            jumps = self.past.spikes(now, guard)
+            check(jumps, self.past, guard, f"Update {self.streams.update} of step {self.streams.step}")
+            self.past.add(now, guard, spiked=bool(jumps))
+            skipped = bool(jumps) and guard.does == "skip"
         for strategy in self.strategies.values():
             if skipped:
                 strategy.skip()
@@ -184,7 +195,7 @@ class FixedRun:
         self.ledger += self._pending
         self._pending = []
         self.streams = self.streams.at(update=self.streams.update + 1)
-        return {role: replace(reduced, skipped=skipped) for role, reduced in found.items()}
+        return {role: replace(reduced, skipped=skipped, spikes=jumps) for role, reduced in found.items()}
 
     def digest(self) -> str:
         """Of all trained roles' parameters and optimizer state. Collective."""

@@ -53,6 +53,21 @@ class Kl(Section):
     """Nats. k3 is clamped to this at each token. More lets outliers pull harder."""
 
 
+class Spike(Section):
+    """What happens to an update whose gradient's norm or loss is far above those of the updates before."""
+
+    does: Literal["off", "warn", "skip", "stop"] = "off"
+    """off: nothing is looked at; warn: it is applied, and the step's report names it; skip: all workers leave it out, its
+    samples count as used, and the ledger says so; stop: it ends the job, and nothing of it is applied."""
+    sigma: Positive = 6.0
+    """Standard deviations above the mean of the last window updates. Less finds more."""
+    window: Annotated[int, Ge(4)] = 128
+    """Updates that mean and standard deviation are of, without those that were skipped; half of them must be there. More
+    forgets slower."""
+    in_a_row: Count = 8
+    """So many spikes one after another end the job with skip, as it is elsewhere now. More waits longer."""
+
+
 class Ppo(Section):
     """The algorithm and its optimizers."""
 
@@ -103,6 +118,7 @@ class Ppo(Section):
     not_finite: Literal["stop", "skip"] = "stop"
     """What an update does whose loss or gradient is NaN or infinite. stop: it ends the job, and nothing of it is applied; skip:
     all workers leave it out, its samples count as used, and the ledger and the step's metric `skipped` say so."""
+    spike: Spike = Spike()
     gamma: Share = 1.0
     """The discount per token. Less looks less far ahead."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.95
@@ -145,6 +161,9 @@ class Ppo(Section):
     """The weight of the value loss where actor and critic share a model (model.value_head: tied)."""
     entropy_coef: Amount = 0.0
     """The weight of the entropy bonus. More keeps answers more varied."""
+    calculate_entropy: bool = True
+    """true: the step's metric `entropy` is there without a bonus too; false: it is not made where no loss needs it, which saves
+    a look at all logits of an update. Changes no bit."""
     router_aux_coef: Amount = 0.0
     """The weight of a mixture's auxiliary loss: how unevenly the tokens of a pass use its experts. More spreads tokens more
     evenly. Models are trained with about 0.001. 0: off."""

@@ -365,7 +365,7 @@ def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Mo
         made = frozen.within(role, make)
         if tree.model.team > 1 and strategy == "replicated":
             return shared(made, device, fill)
-        return given_as(strategy, made, device, fill)
+        return given_as(strategy, made, device, fill, narrow=tree.model.dtype == "bfloat16")
 
     return {role: given(role) for role in roles}
 
@@ -445,9 +445,11 @@ def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
 
 
 def shards(
-    make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None
+    make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None, *, narrow: bool = False
 ) -> Callable[[DeviceMesh], nn.Module]:
-    """The model with every layer a unit of FSDP2's, and then filled. Where the mesh is a team's, that shares it before."""
+    """The model with every layer a unit of FSDP2's, and then filled. Where the mesh is a team's, that shares it before. With
+    `narrow` passes of autocast get what they would narrow in bfloat16.
+    """
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
@@ -461,6 +463,10 @@ def shards(
                 fully_shard(layer, mesh=across)
         fully_shard(model, mesh=across)
         fill(model)
+        if narrow:
+            from elasticrl.runtime import narrowed
+
+            narrowed.narrow(model, models.PRODUCTS)
         return model
 
     return build
@@ -489,14 +495,19 @@ def share(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def given_as(
-    strategy: str, make: Callable[[], nn.Module], device: str, fill: Callable[[nn.Module], None]
+    strategy: str,
+    make: Callable[[], nn.Module],
+    device: str,
+    fill: Callable[[nn.Module], None],
+    *,
+    narrow: bool = False,
 ) -> nn.Module | Build:
     """What the runtime is given of a trained model: itself, on its device, or how to build it for a gang: what shards it puts
     each layer there by itself, so that no GPU holds all of it.
     """
     if strategy == "replicated":
         return make().to(device)
-    return shards(make, fill) if strategy == "fsdp" else lambda _mesh: make()
+    return shards(make, fill, narrow=narrow) if strategy == "fsdp" else lambda _mesh: make()
 
 
 def at_first(given: nn.Module | Build) -> nn.Module:

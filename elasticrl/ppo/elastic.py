@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.spikes import Guard
     from elasticrl.runtime.step import Lane
     from elasticrl.runtime.strategy import Reduced
 
@@ -181,10 +182,11 @@ class ElasticRun:
             self.base.used(lane, samples, turn=epoch, filtered=filtered, by=weights)
 
     def update(
-        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
-    ) -> Mapping[str, Reduced]:
+        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False,
+        guard: Guard | None = None,
+    ) -> Mapping[str, Reduced]:  # fmt: skip
         """Applies all roles' gradients and seals them as one version."""
-        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps, skips=skips)
+        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps, skips=skips, guard=guard)
         assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
         return found
 

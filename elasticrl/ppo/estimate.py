@@ -604,8 +604,11 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
             formula = f"{times} x 4 B x T {t:,} x (W - 1) / W"
             found.append(Line(role=role.name, what=what, bytes=int(size), formula=formula))
             times = f"{passes} passes x 2 (forward, backward)" if stage == 3 else f"{u} updates"
-            formula = f"{times} x 4 B x P {role.count:,} x (W - 1) / W"
-            gathered = int((2 * passes if stage == 3 else u) * WIDE * role.count * (world - 1) / world)
+            weights, said = WIDE * role.count, f"4 B x P {role.count:,}"
+            if narrow := _narrow(tree, role):
+                weights, said = weights - (WIDE - 2) * narrow, f"({said} - 2 B x matrices {narrow:,})"
+            gathered = int((2 * passes if stage == 3 else u) * weights * (world - 1) / world)
+            formula = f"{times} x {said} x (W - 1) / W"
             found.append(Line(role=role.name, what="all_gather", bytes=gathered, formula=formula))
         if tree.vault.copies and world > 1:
             kept = u + (1 if "reward" in flow.of(tree.ppo) else 0)
@@ -618,6 +621,14 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
         formula = f"{nodes} rollout nodes x {size} B x P {actor.count:,}, by rank 0's worker alone"
         found.append(Line(role="actor", what="weights", bytes=nodes * size * actor.count, formula=formula))
     return found
+
+
+def _narrow(tree: Tree, role: Role) -> int:
+    """Weights that are sent in bfloat16 to be put together (`runtime.narrowed`)."""
+    if role.strategy != "fsdp" or tree.model.dtype != "bfloat16" or tree.model.tp > 1:
+        return 0
+    shape = role.shape
+    return shape.matrices - (0 if role.head or shape.tied else shape.words * shape.hidden)
 
 
 def _rollout_nodes(tree: Tree) -> int:

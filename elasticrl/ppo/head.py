@@ -25,9 +25,11 @@ KINDS: Final = (
 
 
 @contextmanager
-def by_parts(model: nn.Module, tokens: torch.Tensor, temperature: float, *, most: int, slopes: bool) -> Iterator[bool]:
+def by_parts(
+    model: nn.Module, tokens: torch.Tensor, temperature: float, *, most: int, entropy: bool, slopes: bool
+) -> Iterator[bool]:
     """Inside, a pass whose logits are more than `most` has for them (log-probability, entropy) [samples, tokens, 2] of these
-    tokens. True: it does. With `slopes` the entropies have a gradient.
+    tokens. True: it does. Without `entropy` that is 0; with `slopes` it has a gradient.
     """
     head = _head(model)
     if not (most and head is not None and tokens.numel() * head.out_features > most):
@@ -36,7 +38,9 @@ def by_parts(model: nn.Module, tokens: torch.Tensor, temperature: float, *, most
     each = max(most // head.out_features, 1)
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _Asked.apply(hidden, head.weight, head.bias, tokens, temperature or 1.0, each, slopes)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Asked.apply(
+            hidden, head.weight, head.bias, tokens, temperature or 1.0, each, entropy, slopes
+        )  # type: ignore[no-untyped-call]
         return found
 
     head.forward = forward  # type: ignore[method-assign, assignment]
@@ -58,7 +62,7 @@ class _Asked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
-        temperature: float, each: int, slopes: bool,
+        temperature: float, each: int, entropy: bool, slopes: bool,
     ) -> torch.Tensor:  # fmt: skip
         kind = hidden.device.type
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -72,7 +76,8 @@ class _Asked(torch.autograd.Function):
                 logits = _logits(flat[at : at + each], *head, temperature)
                 own = logits.gather(-1, words[at : at + each, None])[:, 0]
                 p, total = _softened(logits)
-                made.append(torch.stack([own - total, total - torch.linalg.vecdot(p, logits)], -1))
+                entropies = total - torch.linalg.vecdot(p, logits) if entropy else torch.zeros_like(total)
+                made.append(torch.stack([own - total, entropies], -1))
         return torch.cat(made).view(*tokens.shape, 2)
 
     @staticmethod
@@ -107,7 +112,7 @@ class _Asked(torch.autograd.Function):
                     sums += grad.t() @ part.to(narrow)
                 if shifts is not None:
                     shifts += grad.sum(0)
-        return (back.view(shape) if back is not None else None), sums, shifts, None, None, None, None
+        return (back.view(shape) if back is not None else None), sums, shifts, None, None, None, None, None
 
 
 def _narrowed(

@@ -73,39 +73,44 @@ def summed(values: torch.Tensor, mask: torch.Tensor, aggregation: Aggregation = 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities [samples, tokens] of tokens under logits [samples, tokens, vocabulary], in float32 at least."""
-    return with_entropy(logits, tokens, temperature)[0]
+    found: torch.Tensor = _Picked.apply(tempered(logits, temperature), tokens, False)[0]  # type: ignore[no-untyped-call]
+    return found
 
 
 def with_entropy(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(`logprobs`, the entropies): these have no gradient, and cost next to nothing."""
-    return _Picked.apply(tempered(logits, temperature), tokens)  # type: ignore[no-untyped-call, no-any-return]
+    """(`logprobs`, the entropies): these have no gradient."""
+    return _Picked.apply(tempered(logits, temperature), tokens, True)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Picked(torch.autograd.Function):
     """The logits go over the vocabulary, so whoever touches them once more takes longer than all that is done with what is left
-    of them: their softmax is made once, and serves for both results and for the gradient.
+    of them: their softmax is made once, and serves for all results and for the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         p = logits.softmax(-1)
         total = logits.amax(-1) - p.amax(-1).log()  # the log of the sum, by the likeliest: it is never small
         found = logits.gather(-1, tokens[..., None]).squeeze(-1) - total
-        entropy = total - torch.linalg.vecdot(p, logits)
         ctx.save_for_backward(p, tokens)
-        ctx.mark_non_differentiable(entropy)
-        return found, entropy
+        if not entropy:
+            return found, None
+        entropies = total - torch.linalg.vecdot(p, logits)
+        ctx.mark_non_differentiable(entropies)
+        return found, entropies
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         p, tokens = ctx.saved_tensors
         slope = given[0]
         grad = p * -slope[..., None]
         flat = grad.view(-1, grad.shape[-1])
         flat[torch.arange(len(flat), device=flat.device), tokens.reshape(-1)] += slope.reshape(-1)
-        return grad, None
+        return grad, None, None
 
 
 def unevenness(routers: Sequence[torch.Tensor], seen: torch.Tensor, *, each: int) -> torch.Tensor:

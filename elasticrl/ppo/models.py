@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Lora, Model, Ppo
 
 HEAD_FILE = "value_head.safetensors"
+PRODUCTS = (nn.Linear, Conv1D)  # modules whose weights autocast narrows
 GENERATION_FILE = "generation_config.json"
 EXPERTS = (
     "num_experts",
@@ -359,7 +360,7 @@ def narrowed(found: nn.Module, model: Model) -> nn.Module:
         return found
     read = Counter(param for module in found.modules() for param in module.parameters(recurse=False))
     for module in found.modules():
-        if isinstance(module, (nn.Linear, Conv1D)) and all(read[param] == 1 for param in module.parameters()):
+        if isinstance(module, PRODUCTS) and all(read[param] == 1 for param in module.parameters()):
             module.to(torch.bfloat16)
     return found
 

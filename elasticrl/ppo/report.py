@@ -14,19 +14,34 @@ from typing import TYPE_CHECKING, Any
 from elasticrl.ppo.advantages import explained_variance
 from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen, ms
 from elasticrl.ppo.sinks import Event, Sinks
+from elasticrl.runtime.spikes import Guard, Spike
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
+    from elasticrl.config import training as config
     from elasticrl.contract.evaluated import Evaluated
     from elasticrl.ppo.guarantee import Guarantee
+    from elasticrl.ppo.losses import Entries
     from elasticrl.runtime.scalars import Moments, Tally
+    from elasticrl.runtime.strategy import Reduced
     from elasticrl.runtime.traffic import Cost
 
 FACTS = "evaluate."  # before figures of the weights that a step ends with, among its facts
 AT_START = "evaluate_start."  # before those of the weights that it begins with
-UNTOLD = ("entries.", FACTS, AT_START)  # facts that are no metrics of a step
+SPIKE = "spike."  # before numbers of an update that is one
+WATCHED = ("value_loss", "preference_loss", "loss")  # for spikes, where they are tallied
+UNTOLD = ("entries.", FACTS, AT_START, SPIKE)  # facts that are no metrics of a step
 TOLD = ("score", "pass@1", "ended", "length")  # figures in an evaluation's line
 SHOWN = ("reward", "kl", "preference_loss", "right", "loss")  # metrics in a step's line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jump:
+    """A spike of an update. Example: Jump(update=0, spike=Spike(name="actor_norm", ...), skipped=True)"""
+
+    update: int
+    spike: Spike
+    skipped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +52,7 @@ class Report:
     metrics: Mapping[str, float]
     seconds: Mapping[str, float]
     evaluated: Sequence[Evaluated] = ()  # of the weights that it began with, and of those that it ended with
+    spikes: Sequence[Jump] = ()
 
     @classmethod
     def of(
@@ -44,7 +60,7 @@ class Report:
     ) -> Report:
         """From the buffer's facts, without those that are only counts for the losses, or told as an evaluation."""
         metrics = {name: value for name, value in facts.items() if not name.startswith(UNTOLD)}
-        return cls(step=step, metrics=metrics, seconds=dict(seconds), evaluated=evaluated)
+        return cls(step=step, metrics=metrics, seconds=dict(seconds), evaluated=evaluated, spikes=jumps_of(facts))
 
     def line(self) -> str:
         """Example: [Step 1234] rollout: 185ms | reward: 2ms | ... | reward 0.710 kl 0.021"""
@@ -135,6 +151,8 @@ class Reporter:
                     if not each.step:
                         self._sinks.write(evaluate_event(each))
                 self._sinks.write(step_event(report, usual, gang))
+                for jump in report.spikes:
+                    self._sinks.write(spike_event(step, jump))
                 self._sinks.write(comm_event(comm, usual_comm))
                 for found in advice:
                     self._sinks.write(advice_event(step, found))
@@ -155,6 +173,17 @@ def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, fl
     scalars = {f"step/{name}": value for name, value in report.metrics.items()}
     scalars |= {f"seconds/{name}": value for name, value in report.seconds.items()}
     return emit("ppo.step", report.step, fields, report.line(), scalars)
+
+
+def spike_event(step: int, jump: Jump) -> Event:
+    """What of an update was a spike."""
+    found = jump.spike
+    fields = {
+        "update": jump.update, "name": found.name, "value": found.value, "usual": found.usual, "spread": found.spread,
+        "skipped": jump.skipped,
+    }  # fmt: skip
+    end = "the update was left out" if jump.skipped else "the update was applied"
+    return emit("ppo.spike", step, fields, f"[Spike {step}] update {jump.update}: {found}; {end}", {})
 
 
 def evaluate_event(found: Evaluated) -> Event:
@@ -192,6 +221,36 @@ def emit(name: str, step: int, fields: Mapping[str, Any], line: str, scalars: Ma
     declared = BY_NAME[name].fields.keys() | {"step"}
     assert fields.keys() <= declared, f"{name}: {sorted(fields.keys() - declared)} are not declared"
     return Event(name=name, step=step, fields=fields, line=line, scalars=scalars)
+
+
+def guard_of(asked: config.Spike, entries: Entries) -> Guard | None:
+    """Against spikes; none of an update without samples, which is 0. The policy's loss is about 0 whatever happens."""
+    if asked.does == "off" or not entries.tokens:
+        return None
+    return Guard(
+        sigma=asked.sigma, window=asked.window, in_a_row=asked.in_a_row, does=asked.does, losses=WATCHED, per=entries.tokens
+    )  # fmt: skip
+
+
+def spiked(done: Reduced, number: int, facts: Mapping[str, float]) -> dict[str, float]:
+    """An update's spikes as facts, which outlive a worker."""
+    found = {"spikes": facts.get("spikes", 0.0) + 1.0} if done.spikes else dict[str, float]()
+    for spike in done.spikes:
+        numbers = {"value": spike.value, "usual": spike.usual, "spread": spike.spread, "skipped": float(done.skipped)}
+        found |= {f"{SPIKE}{number}.{spike.name}.{name}": value for name, value in numbers.items()}
+    return found
+
+
+def jumps_of(facts: Mapping[str, float]) -> tuple[Jump, ...]:
+    """The reverse, update by update."""
+    heads = [name.removesuffix(".value") for name in facts if name.startswith(SPIKE) and name.endswith(".value")]
+    found = []
+    for head in heads:
+        number, name = head.removeprefix(SPIKE).split(".", 1)
+        value, usual, spread, skipped = (facts[f"{head}.{it}"] for it in ("value", "usual", "spread", "skipped"))
+        spike = Spike(name=name, value=value, usual=usual, spread=spread)
+        found.append(Jump(update=int(number), spike=spike, skipped=bool(skipped)))
+    return tuple(sorted(found, key=lambda jump: (jump.update, jump.spike.name)))
 
 
 def _mib(count: int) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from elasticrl.ppo import models
 from elasticrl.ppo.head import by_parts
-from elasticrl.ppo.losses import entropies, tempered, unevenness, with_entropy
+from elasticrl.ppo.losses import entropies, logprobs, tempered, unevenness, with_entropy
 from elasticrl.runtime.vocabulary import logits_apart
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Said(NamedTuple):
     """What a policy says of response tokens, [samples, tokens] each; values if the model is tied.
 
-    Example: Said(logprobs=tensor([[-0.31, ...]]), entropy=tensor([[1.2, ...]]), values=None)
+    Example: Said(logprobs=tensor([[-0.31, ...]]), entropy=None, values=None)
     """
 
     logprobs: torch.Tensor
-    entropy: torch.Tensor
+    entropy: torch.Tensor | None  # where it was asked for
     values: torch.Tensor | None
     aux: torch.Tensor | None = None  # [], a mixture's auxiliary loss, where it was asked for
 
@@ -58,10 +58,20 @@ class Roles:
         """The critic is a head of the actor."""
         return isinstance(self.actor, models.Tied)
 
-    def said(self, model: nn.Module, rows: Rows, *, slopes: bool = False, counted: torch.Tensor | None = None) -> Said:
-        """Of each response token. With `slopes` the entropies have a gradient. Where a team shares the head nobody has all
-        logits: its members exchange what they come to. With `counted` [samples] there is the auxiliary loss of these samples.
+    def said(
+        self,
+        model: nn.Module,
+        rows: Rows,
+        *,
+        entropy: bool = False,
+        slopes: bool = False,
+        counted: torch.Tensor | None = None,
+    ) -> Said:
+        """Of each response token. With `entropy` there are entropies, and with `slopes` these have a gradient. Where a team
+        shares the head nobody has all logits: its members exchange what they come to. With `counted` [samples] there is the
+        auxiliary loss of these samples.
         """
+        entropy = entropy or slopes
         model.train(torch.is_grad_enabled())
         body = model.actor if isinstance(model, models.Tied) else model
         tokens = response(rows)
@@ -70,7 +80,12 @@ class Roles:
             logits_apart(body) as head,
             models.routed(body, asked=counted is not None) as routers,
             by_parts(
-                body, tokens, self.temperature, most=self.most_logits if head is None else 0, slopes=slopes
+                body,
+                tokens,
+                self.temperature,
+                most=self.most_logits if head is None else 0,
+                entropy=entropy,
+                slopes=slopes,
             ) as made,
         ):
             logits, values = models.response_logits(model, rows)
@@ -78,15 +93,18 @@ class Roles:
         if counted is not None:
             seen = rows["attention"] & counted[:, None]
             aux = unevenness(routers, seen, each=models.experts_each(body.config))
+        each: torch.Tensor | None
         if made:
-            found, entropy = logits.unbind(-1)
-            entropy = entropy if slopes else entropy.detach()
+            found, each = logits.unbind(-1)
+            each = each if slopes else each.detach()
         elif head is not None:
-            found, entropy = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
+            found, each = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
+        elif entropy and not slopes:
+            found, each = with_entropy(logits, tokens, self.temperature)
         else:
-            found, entropy = with_entropy(logits, tokens, self.temperature)
-            entropy = entropies(logits, self.temperature) if slopes else entropy
-        return Said(found, entropy, values, aux)
+            found = logprobs(logits, tokens, self.temperature)
+            each = entropies(logits, self.temperature) if slopes else None
+        return Said(found, each if entropy else None, values, aux)
 
     def policy(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """(log-probabilities [samples, tokens],), with the values if they come in the same pass."""

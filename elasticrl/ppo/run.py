@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.audited import Result
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.spikes import Guard
     from elasticrl.runtime.strategy import Reduced
 
 T = TypeVar("T")
@@ -174,8 +175,10 @@ class Run(Protocol):
         """
 
     def update(
-        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False
-    ) -> Mapping[str, Reduced]:
+        self, *, lr_factor: float, max_norm: float | None, keeps: bool = True, skips: bool = False,
+        guard: Guard | None = None,
+    ) -> Mapping[str, Reduced]:  # fmt: skip
         """Applies all roles' gradients as one version, seals it, and goes on to the next update of this step. Without `keeps`
         the step cannot be taken up from there. With `skips` a loss or a gradient that is not finite is left out, on all ranks.
+        A `guard` does what it says about spikes.
         """

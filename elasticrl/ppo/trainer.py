@@ -37,7 +37,7 @@ from elasticrl.ppo.losses import (
     value_loss,
 )  # fmt: skip
 from elasticrl.ppo.models import steady
-from elasticrl.ppo.report import Report, facts_of, gains_of, lr_factor
+from elasticrl.ppo.report import Report, facts_of, gains_of, guard_of, lr_factor, spiked
 from elasticrl.ppo.rewards import Answer, Function, Scored, Scorer, answer_of, placed, scores_of, total
 from elasticrl.ppo.roles import Roles, Said
 from elasticrl.ppo.rollout.engine import Engine
@@ -359,8 +359,9 @@ class Trainer:
             for lane in dict.fromkeys(self.run.lanes):
                 self._use(lane, number, orders[lane][number], each=count // ppo.epochs)
             done = self.run.update(
-                lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip"
-            )
+                lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps, skips=ppo.not_finite == "skip",
+                guard=guard_of(ppo.spike, entries),
+            )  # fmt: skip
             self._told(done, number, entries)
 
     def _use(self, lane: int, number: int, index: torch.Tensor, *, each: int) -> None:
@@ -379,6 +380,7 @@ class Trainer:
     def _told(self, done: Mapping[str, Reduced], number: int, entries: Entries) -> None:
         """The means over the step's updates so far, without those that were skipped."""
         facts = self.run.buffer.facts
+        facts.update(spiked(next(iter(done.values())), number, facts))
         if any(reduced.skipped for reduced in done.values()):
             facts["skipped"] = facts.get("skipped", 0.0) + 1.0
             return
@@ -397,13 +399,13 @@ class Trainer:
         """The surrogate, and what is added to it."""
         ppo, mask, how = self.ppo, rows["mask"] & rows["kept"][:, None], self.ppo.loss_agg_mode
         count = entries.of(how, most=self.sizes.answer)
-        said = self.said(rows, mask, slopes=bool(ppo.entropy_coef))
+        said = self.said(rows, mask, entropy=ppo.calculate_entropy, slopes=bool(ppo.entropy_coef))
         new, entropy, values = said.logprobs, said.entropy, said.values
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, ppo, limit) if limit else None
         term = policy_loss(new, rows["logprobs"], rows["advantages"], mask, ppo, weights)
         loss = term.loss.over(count)
-        if ppo.entropy_coef:
+        if ppo.entropy_coef and entropy is not None:
             loss = loss - ppo.entropy_coef * summed(entropy, mask, how).over(count)
         if ppo.kl.where == "loss":
             coef = self.coefficient.of(self.run.buffer.step)
@@ -413,14 +415,16 @@ class Trainer:
             loss = loss + ppo.value_coef * critic.over(entries.tokens)
             tally.add(value_loss=critic.total)
         # What is tallied is divided by the tokens later; the loss has a count of its own.
-        tally.add(policy_loss=term.loss.total * (entries.tokens / count), entropy=masked(entropy, mask).total)
+        tally.add(policy_loss=term.loss.total * (entries.tokens / count))
+        if entropy is not None:
+            tally.add(entropy=masked(entropy, mask).total)
         tally.add(clip_fraction=term.clipped.total, approx_kl=term.approx_kl.total)
         return loss + self.evenly(said, mask, entries, tally)
 
-    def said(self, rows: Rows, mask: torch.Tensor, *, slopes: bool = False) -> Said:
-        """What the actor says in an update. With `slopes` the entropies have a gradient."""
+    def said(self, rows: Rows, mask: torch.Tensor, *, entropy: bool = False, slopes: bool = False) -> Said:
+        """What the actor says in an update, as `roles.said`."""
         counted = mask.any(1) if self.ppo.router_aux_coef else None
-        return self.roles.said(self.roles.actor, rows, slopes=slopes, counted=counted)
+        return self.roles.said(self.roles.actor, rows, entropy=entropy, slopes=slopes, counted=counted)
 
     def evenly(self, said: Said, mask: torch.Tensor, entries: Entries, tally: Tally) -> torch.Tensor | float:
         """What a mixture's auxiliary loss adds to a loss: the mean of the passes', of which each weighs as it has samples."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticrl.runtime.chain import Chain
 from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.spikes import Past
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Progress:
     score: tuple[int, float] | None = (
         None  # of the newest evaluation: the steps that made what it was of, and what it came to
     )
+    past: Past = field(default_factory=Past)  # by which a guard tells spikes
 
     def streams(self, seed: int) -> Streams:
         """The job's random streams there."""
@@ -36,13 +38,15 @@ class Progress:
         numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
         chain = [self.chain.step, self.chain.head]
         score = None if self.score is None else list(self.score)
-        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts), "chain": chain, "score": score}
+        more = {"frozen": dict(self.frozen), "facts": dict(self.facts), "past": self.past.state_dict()}
+        return {**numbers, **more, "chain": chain, "score": score}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Back to there."""
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
         self.frozen, self.facts = dict(state.get("frozen", {})), dict(state.get("facts", {}))  # older ones have none
+        self.past.load_state_dict(state.get("past", {}))
         score = state.get("score")
         self.score = None if score is None else (int(score[0]), float(score[1]))
         step, head = state["chain"]

@@ -58,6 +58,7 @@ from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.sealing import Sealing, see_committed
 from elasticrl.runtime.search import Search
+from elasticrl.runtime.spikes import Guard
 from elasticrl.runtime.spread import ahead, team_mesh
 from elasticrl.runtime.step import Body, Lane, Step, named_samples
 from elasticrl.runtime.strategy import Reduced
@@ -389,15 +390,19 @@ class Run:
         lr_factor: float = 1.0,
         keeps: bool | None = None,
         skips: bool | None = None,
+        guard: Guard | None = None,
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles: none applies before all of them are reduced everywhere. Without `keeps` the state after it
         is none that the step could be taken up from, and is not kept. None: it is one inside of `updates` only, as a body that
         does not know how many updates are made would make them all once more.
 
         A norm that is not finite ends the job; with `skips` all ranks leave the update out, and the ledger says so. Either, and
-        not None, looks also at the tallied sums whose names end in loss.
+        not None, looks also at the tallied sums whose names end in loss. A `guard` (`runtime.spikes`) looks for norms and
+        losses that are far above those of the updates before.
         """
-        return self._now.update(scale=scale, max_norm=max_norm, lr_factor=lr_factor, keeps=keeps, skips=skips)
+        return self._now.update(
+            scale=scale, max_norm=max_norm, lr_factor=lr_factor, keeps=keeps, skips=skips, guard=guard
+        )
 
     def used(
         self, lane: int, ids: Sequence[SampleId], turn: int = 0, *, filtered: bool = False, by: int | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from elasticrl.runtime import alike, audited
+from elasticrl.runtime import alike, audited, spikes
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Turn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.sealing import Sealing
+    from elasticrl.runtime.spikes import Guard, Spike
     from elasticrl.runtime.strategy import Reduced
 
 
@@ -209,7 +210,14 @@ class Body:
                 )
 
     def update(
-        self, *, scale: float, max_norm: float | None, lr_factor: float, keeps: bool | None, skips: bool | None
+        self,
+        *,
+        scale: float,
+        max_norm: float | None,
+        lr_factor: float,
+        keeps: bool | None,
+        skips: bool | None,
+        guard: Guard | None,
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles. None: the step was cut short."""
         with self._cut_short():
@@ -220,9 +228,15 @@ class Body:
                         f"run.update() came after {made} of the {lanes} lanes of {name} that are here: walk all of run.lanes() "
                         f"(or run.passes({name!r})) before each update, and end each lane with lane.done()."
                     )
-            found, odd = self._reduce(losses=skips is not None)
+            found, diverged = self._reduce()
+            # A gradient of corrupted parameters is no doing of the script's.
+            odd = "" if diverged else alike.not_finite(found, losses=skips is not None)
             if not skips:
                 alike.check_finite(odd, self.progress)
+            guard = None if odd or diverged else guard
+            jumps = self._spikes(found, guard) if guard else ()
+            if guard and guard.does == "skip":
+                odd = ", ".join(map(str, jumps))
             live = [role.live for role in self.given.roles.values()]
             for name, role in self.given.roles.items():
                 if odd:
@@ -244,8 +258,10 @@ class Body:
             if odd:
                 where = f"update {self.progress.update} of step {self.progress.step}"
                 self.sealing.worker.say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
-                found = {name: replace(reduced, skipped=True) for name, reduced in found.items()}
-            self._count(skipped=bool(odd))
+            found = {name: replace(reduced, skipped=bool(odd), spikes=jumps) for name, reduced in found.items()}
+            if guard:
+                self.progress.past.add(spikes.seen(found, guard), guard, spiked=bool(jumps))
+            self._count(skipped=bool(odd), spike=bool(odd and jumps))
             for name, role in self.given.roles.items():
                 audited.note(self.generation, role.live, self.progress, name)
             self._changed = self._counted if keeps is None else keeps
@@ -292,8 +308,8 @@ class Body:
         self.keeper.loose()  # the script goes on, and may change in place what it registered
         self.sealing.part_inside()
 
-    def _reduce(self, *, losses: bool) -> tuple[dict[str, Reduced], str]:
-        """Up to the vote, which seals the state before this update; and what of it is not finite."""
+    def _reduce(self) -> tuple[dict[str, Reduced], bool]:
+        """Up to the vote, which seals the state before this update; and whether a rank's parameters were corrupt."""
         self.sealing.await_copies()
         self.keeper.taken()
         self.generation.flag.check("update")  # a gang of one comes to no collective that would look
@@ -302,17 +318,22 @@ class Body:
         last = list(self.given.roles)[-1]
         for name, role in self.given.roles.items():
             found[name] = role.live.reduce(said if name == last else ())
-        diverged = self.sealing.hear(found[last].notes)
-        # A gradient of corrupted parameters is no doing of the script's.
-        return found, "" if diverged else alike.not_finite(found, losses=losses)
+        return found, bool(self.sealing.hear(found[last].notes))
 
-    def _count(self, *, skipped: bool) -> None:
+    def _spikes(self, found: Mapping[str, Reduced], guard: Guard) -> tuple[Spike, ...]:
+        """What of this update has jumped. Raises where the job is to end."""
+        progress = self.progress
+        jumps = progress.past.spikes(spikes.seen(found, guard), guard)
+        spikes.check(jumps, progress.past, guard, f"Update {progress.update} of step {progress.step}")
+        return jumps
+
+    def _count(self, *, skipped: bool, spike: bool) -> None:
         """An update is made."""
         progress = self.progress
         version = Version(progress.step, progress.mark + 1)
         for leaf, turn, ids, filtered, by in self.used if self.generation.records else ():
             lane = leaf // self.generation.parts_per_lane
-            self.keeper.used(version, lane, ids, turn, skipped=skipped, filtered=filtered, by=by)
+            self.keeper.used(version, lane, ids, turn, skipped=skipped, spike=spike, filtered=filtered, by=by)
         self.named = self.named or bool(self.used)
         self.used = []
         progress.update += 1

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.lanes import Deal
     from elasticrl.runtime.layout import Layout
     from elasticrl.runtime.shard import Shard
+    from elasticrl.runtime.spikes import Spike
     from elasticrl.runtime.team import Cut, Team
     from elasticrl.runtime.tokens import Tokens
 
@@ -62,7 +63,8 @@ class Reduced:
     norm: float  # of the summed gradient, before any scale
     tally: Tally  # of all lanes; empty if no lane tallied anything
     notes: tuple[tuple[float, ...], ...] = ()  # what each rank had to say beside, in rank order
-    skipped: bool = False  # something was not finite, and the next version is the one before
+    skipped: bool = False  # something was not finite, or a spike, and the next version is the one before
+    spikes: tuple[Spike, ...] = ()  # of all roles, where there is a guard
 
 
 class Strategy(ABC):

@@ -479,6 +479,19 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="ppo.spike",
+        meaning="The norm of an update's gradient, or a loss of it, was far above those before (ppo.spike).",
+        fields={
+            "step": "its number",
+            "update": "of that step",
+            "name": "what jumped: actor_norm, value_loss and their like",
+            "value": "what it was",
+            "usual": "the mean of those before",
+            "spread": "their standard deviation",
+            "skipped": "whether the update was left out",
+        },
+    ),
+    Declared(
         name="ppo.evaluate",
         meaning="The policy has answered the held-out prompts (evaluate.every). Told when the step before it is sealed.",
         fields={

@@ -78,30 +78,40 @@ def test_an_algorithm_has_the_same_bits_alone_and_through_a_kill(tmp_path: Path,
 
 
 @pytest.mark.timeout(300)
-def test_an_update_of_which_one_lane_is_not_finite_is_skipped_by_all_workers_and_the_ledger_says_so(
+def test_an_update_of_which_one_lane_is_not_finite_or_a_spike_is_skipped_by_all_workers_and_the_ledger_says_so(
     tmp_path: Path, conf
 ):
-    conf = {**conf, "ppo": {**conf["ppo"], "not_finite": "skip"}, "telemetry": {"format": "json"}}
+    guard = {"does": "skip", "sigma": 1000.0, "window": 4}
+    conf = {**conf, "ppo": {**conf["ppo"], "not_finite": "skip", "spike": guard}, "telemetry": {"format": "json"}}
     found = []
     for world, strategy in ((1, "replicated"), (3, "replicated"), (2, "fsdp")):
         members = [f"n{i}" for i in range(world)]
         it = {**conf, "model": {**conf["model"], "strategy": strategy}}
         how: dict[str, Any] = {"steps": STEPS, "lanes": 4, "program": "ppo_ends", "conf": it}
         with Nodes(tmp_path / f"{world}-{strategy}", copies=min(1, world - 1), **how) as gang:
-            ending(gang, PPO_NAN="[1, 0, 2]")
+            ending(gang, PPO_NAN="[1, 0, 2]", PPO_SPIKE="[2, 0, 1]")
             gang.plan(*members)
             log = gang.workers["n0"].log
             if world == 3:
                 gang.until_sealed(2)
                 strike(gang, "n1", "update", after_ms=3)
             gang.until_done()
-            found.append(outcome(gang, 1))
-            assert audit(gang.run_dir).skipped == 16, "the samples of the update"
+            [jump] = [event for event in events(log) if event["event"] == "ppo.spike"]
+            found.append((outcome(gang, 1), {name: jump[name] for name in ("name", "value", "usual", "spread")}))
+            used = audit(gang.run_dir)
+            assert (used.skipped, used.spikes) == (32, 16), "the samples of two updates"
             told = [event["metrics"] for event in events(log) if event["event"] == "ppo.step"]
-            assert [metrics.get("skipped") for metrics in told] == [None, 1.0, None]
+            assert [metrics.get("skipped") for metrics in told] == [None, 1.0, 1.0]
+            assert [metrics.get("spikes") for metrics in told] == [None, None, 1.0]
             assert all(isfinite(value) for metrics in told for value in metrics.values())
+            assert (jump["step"], jump["update"], jump["name"], jump["skipped"]) == (2, 0, "actor_norm", True)
+            assert jump["value"] > 1000 * jump["usual"]
             assert "update 0 of step 1 is skipped on all ranks" in log.read_text()
-    assert found[0] == found[1] == found[2]
+            assert (
+                "update 0 of step 2 is skipped on all ranks, and its samples count as used: actor_norm is"
+                in log.read_text()
+            )
+    assert found[0] == found[1] == found[2], "the same bits, and judged by the same past"
 
 
 def outcome(gang: Nodes, group: int, drawn: int = BATCH) -> dict[int, str]:

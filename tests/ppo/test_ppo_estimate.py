@@ -155,6 +155,17 @@ def test_the_wire_follows_from_how_lanes_are_dealt(folders, world, sections, tre
     assert sent["all_to_all"] == math.floor(trees * one)
 
 
+def test_under_fsdp_matrices_are_gathered_in_bfloat16_where_a_pass_narrows_them(folders):
+    def gathered(**model):
+        found = estimate.read(tree(folders["qwen2"], model={"strategy": "fsdp", **model}), workers=2)
+        return {line.role: line.bytes for line in found.wire if line.what == "all_gather"}
+
+    wide, narrow, shape = gathered(), gathered(dtype="bfloat16"), shapes.read(folders["qwen2"])
+    assert narrow["actor"] / wide["actor"] == pytest.approx(1 - shape.matrices / (2 * shape.count), rel=1e-4)
+    layers = shape.layers * sum(linear.count for linear in shape.linears)
+    assert narrow["critic"] / wide["critic"] == pytest.approx(1 - layers / (2 * shape.scorer), rel=1e-4)
+
+
 def test_rollout_nodes_are_sent_all_the_weights_each(folders):
     def lines(**rollout):
         found = estimate.read(tree(folders["qwen2"], rollout={"engine": "served", **rollout}))

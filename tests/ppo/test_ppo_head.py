@@ -64,12 +64,12 @@ def rows(seed=1):
     return take(found, Block(torch.arange(ROWS), PROMPT + ANSWER, ANSWER))
 
 
-def said(of, *, most, temperature=0.7, slopes=False, dtype="float32"):
+def said(of, *, most, temperature=0.7, entropy=True, slopes=False, dtype="float32"):
     """What is said, the gradients of a loss of it, and the largest tensor's numbers."""
     roles = Roles(model=Model(dtype=dtype), actor=of, temperature=temperature, most_logits=most)
     of.zero_grad()
     with Largest() as largest:
-        found = roles.said(of, rows(), slopes=slopes)
+        found = roles.said(of, rows(), entropy=entropy, slopes=slopes)
         g = torch.Generator().manual_seed(9)
         weights = torch.randn(2, ROWS, ANSWER, generator=g).to(found.logprobs.dtype)
         loss = (found.logprobs * weights[0]).sum() + ((found.entropy * weights[1]).sum() if slopes else 0.0)
@@ -103,6 +103,16 @@ def test_a_pass_that_has_room_goes_as_a_whole():
     of = model()
     whole, roomy = said(of, most=0), said(of, most=ROWS * ANSWER * WORDS)
     assert all(torch.equal(grad, roomy[1][name]) for name, grad in whole[1].items())
+
+
+@pytest.mark.parametrize("most", [0, 4 * WORDS])
+def test_an_entropy_that_nobody_asks_for_is_not_there_and_changes_no_bit(most):
+    of = model(dtype=torch.float32)
+    with_it, without = said(of, most=most), said(of, most=most, entropy=False)
+    assert with_it[0].entropy is not None
+    assert without[0].entropy is None
+    assert torch.equal(with_it[0].logprobs, without[0].logprobs)
+    assert all(torch.equal(grad, without[1][name]) for name, grad in with_it[1].items())
 
 
 def test_a_head_with_more_behind_it_is_left_alone():

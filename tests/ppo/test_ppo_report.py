@@ -22,6 +22,9 @@ from elasticrl.ppo.advice import WINDOW, Adviser, Seen
 from elasticrl.ppo.guarantee import Guarantee
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.sinks import Event, Sinks
+from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.spikes import Spike
+from elasticrl.runtime.strategy import Reduced
 from elasticrl.runtime.traffic import Cost, Meter, sent
 
 COSTS = {"all_to_all": Cost(times=8, bytes=3 << 20, seconds=0.012), "all_gather": Cost(times=4, bytes=0, seconds=0.003)}
@@ -109,6 +112,22 @@ def test_lines_say_what_is_usual_once_that_is_known_and_advice_comes_with_its_st
     [advice] = [event for event in kept.events if event.name == "ppo.advice"]
     assert advice.step == WINDOW - 1
     assert advice.fields["numbers"]["share"] == 0.9
+
+
+def test_a_spike_is_told_with_its_step_and_outlives_the_worker_that_saw_it():
+    spike = Spike(name="actor_norm", value=81.2, usual=1.31, spread=0.2)
+    done = Reduced(norm=81.2, tally=Tally(), skipped=True, spikes=(spike,))
+    facts = {"reward": 0.5} | report.spiked(done, 1, {})
+    facts |= report.spiked(Reduced(norm=1.3, tally=Tally()), 2, facts)
+    again = Report.of(4, json.loads(json.dumps(facts)), {"update": 0.2})  # as the buffer's state has it
+    assert again.metrics == {"reward": 0.5, "spikes": 1.0}
+    kept = Kept()
+    reporter = Reporter(Sinks(lambda: [kept]), Adviser())
+    reporter.keep(again, *a_step(4)[1:])
+    reporter.tell(sealed=5, rank=0, kept=[[4]])
+    [event] = [event for event in kept.events if event.name == "ppo.spike"]
+    assert event.line == "[Spike 4] update 1: actor_norm is 81.2, and 1.31 +- 0.2 before; the update was left out"
+    assert (event.fields["update"], event.fields["skipped"]) == (1, True)
 
 
 def conf(**telemetry):

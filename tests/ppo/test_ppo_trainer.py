@@ -65,6 +65,13 @@ def test_what_an_engine_says_serves_as_the_trainer_s_own_log_probabilities(folde
         assert heard[name] == pytest.approx(own[name], rel=1e-3, abs=1e-6)
 
 
+def test_without_its_entropy_a_step_has_the_same_bits_and_says_nothing_of_it(folders):
+    found = [finish(*job(folders["qwen2"], ppo=settings(calculate_entropy=asked)), steps=1) for asked in (True, False)]
+    assert found[0][0] == found[1][0]
+    assert "entropy" in found[0][1][0]
+    assert "entropy" not in found[1][1][0]
+
+
 def whole(folders, **ppo):
     trainer, _ = job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1, **ppo))
     return trainer.step(0).metrics
@@ -433,11 +440,12 @@ def test_a_target_may_be_of_a_token_as_in_other_trainers(folders, monkeypatch):
 
 
 class WithoutSlopes(Roles):
-    """An entropy's gradient takes memory, and no loss of given answers has one."""
+    """An entropy takes a look at all logits, its gradient takes memory, and no loss of given answers has one."""
 
-    def said(self, *args, slopes=False, **more):
+    def said(self, *args, entropy=False, slopes=False, **more):
+        assert not entropy
         assert not slopes
-        return super().said(*args, slopes=slopes, **more)
+        return super().said(*args, **more)
 
 
 @pytest.mark.long

@@ -35,7 +35,8 @@ class Audit:
     superseded: int  # records beyond the version that a later generation went on from
     repeated: int  # records that were written again by the worker that took a lane over
     torn: int  # last lines that a kill cut short
-    skipped: int = 0  # uses in updates that were left out, as something in them was not finite
+    skipped: int = 0  # uses in updates that were left out, as something in them was not finite, or as they were spikes
+    spikes: int = 0  # of these, uses in spikes
     filtered: int = 0  # of samples that an update was made without
     oldest: int | None = None  # steps between the weights that generated a sample and its step, at most; None: not told
     beyond: int = 0  # records of steps that were begun while this was read: they are left out
@@ -68,6 +69,7 @@ class Audit:
     @property
     def _left_out(self) -> str:
         skipped = f"; {self.skipped} of them in updates that were skipped" if self.skipped else ""
+        skipped += f" ({self.spikes} in spikes)" if self.spikes else ""
         return f"{skipped}; {self.filtered} of them filtered out" if self.filtered else skipped
 
     @property
@@ -190,7 +192,7 @@ def examine(run_dir: Path, *, through: Version | None = None) -> Examined:
         generations=len(read.lineages), superseded=len(known) - len(lie), repeated=read.repeated, torn=read.torn,
         oldest=max((r.version.step - r.by for r in through_last if r.by is not None), default=None),
         beyond=beyond, skipped=sum(record.skipped for record in through_last),
-        filtered=sum(record.filtered for record in through_last),
+        spikes=sum(record.spike for record in through_last), filtered=sum(record.filtered for record in through_last),
         duplicates=tuple(duplicates), missing=() if absent else tuple(missing), problems=tuple(problems),
         absent=tuple(absent),
     )  # fmt: skip

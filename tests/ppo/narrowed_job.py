@@ -1,0 +1,100 @@
+"""Two ranks put a model together with FSDP2: for passes of autocast, with and without gradients, and for plain ones in between.
+
+Each line is JSON: {"how": "tied", "narrow": true, "kind": "train", "sent": 4096, "bits": "9f86d081..."}. `bits` are of all that
+came out, and of the gradients; `sent` are the bytes that this rank handed in.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from elasticrl.ppo.__main__ import shards
+from elasticrl.ppo.models import Tied, hidden_size
+
+KINDS = ("frozen", "train", "plain", "train", "plain", "frozen", "train")
+WORDS = 45  # so that the last rank's part of the head is filled up
+sent: list[int] = []
+gather = collectives.DefaultAllGather.__call__
+
+
+def counting(self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
+    sent.append(input_tensor.nbytes)
+    return gather(self, output_tensor, input_tensor, *args, **more)
+
+
+class Apart(nn.Module):
+    """Its head computes in float32 whatever the body does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        found = self.body(nn.functional.one_hot(input_ids % 8, 8).float())
+        with torch.autocast("cpu", enabled=False):
+            return self.head(found.float())
+
+
+def made(how: str) -> nn.Module:
+    torch.manual_seed(3)
+    if how == "apart":
+        return Apart()
+    sizes = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=WORDS, num_key_value_heads=1, tie_word_embeddings=how == "tied", **sizes)
+    model = LlamaForCausalLM(config)
+    if how == "again":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if how != "valued":
+        return model
+    assert hidden_size(model) == 32
+    return Tied(model)
+
+
+def passes(model: nn.Module, rank: int) -> Iterator[tuple[str, str]]:
+    g = torch.Generator().manual_seed(5 + rank)
+    for kind in KINDS:
+        words = torch.randint(0, WORDS, (3, 9), generator=g)
+        narrow = nullcontext() if kind == "plain" else torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+        model.train(kind == "train")
+        with torch.set_grad_enabled(kind == "train"), narrow:
+            out: Any = model(input_ids=words)
+        outs = list(out) if isinstance(out, tuple) else [getattr(out, "logits", out)]
+        if kind == "train":
+            sum(one.float().square().mean() for one in outs).backward()
+        bits = hashlib.sha256()
+        for one in outs:
+            bits.update(one.detach().float().numpy().tobytes())
+        for param in model.parameters():
+            if param.grad is not None:
+                bits.update(param.grad.to_local().float().numpy().tobytes())
+                param.grad = None
+        yield kind, bits.hexdigest()[:16]
+
+
+def main(folder: str, rank: int, *hows: str) -> None:
+    torch.set_num_threads(1)
+    collectives.DefaultAllGather.__call__ = counting
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    for how, narrow in product(hows, (False, True)):
+        for kind, bits in passes(shards(partial(made, how), narrow=narrow)(mesh), rank):
+            line = {"how": how, "narrow": narrow, "kind": kind, "sent": sum(sent), "bits": bits}
+            print(json.dumps(line), flush=True)
+            sent.clear()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
