@@ -87,10 +87,11 @@ class Detector:
         peer = self.peers.get(node)
         if peer is None or peer.doubted is not None:
             return self
-        return self._knowing(node, replace(peer, doubted=now))
+        # What was refused before proves nothing now.
+        return self._knowing(node, Heard(life=peer.life, last=peer.last, doubted=now, suspected=peer.suspected))
 
     def gone(self, node: str) -> "Detector":
-        """Proof that a neighbour will not answer: once it is doubted there is no more waiting for it."""
+        """Proof that a doubted neighbour will not answer: no more waiting for it. Of one that nobody doubts it says nothing."""
         peer = self.peers.get(node)
         if peer is None:
             return self
