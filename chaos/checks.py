@@ -88,7 +88,9 @@ def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
     lost = 0
     for fact in case.history:
         if isinstance(fact, Struck) and fact.kind == "store_wiped":
-            lost = max((each.step for each in case.history if isinstance(each, Committed) and each.at <= fact.at), default=0)
+            lost = max(
+                (each.step for each in case.history if isinstance(each, Committed) and each.at <= fact.at), default=0
+            )
         if isinstance(fact, Planned) and fact.plan.resume not in (fact.committed, max(lost, fact.committed)):
             yield (
                 fact.at,
@@ -261,7 +263,8 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
 def _restarts(before: Plan, plan: Plan, born: int | None) -> bool:
     """Does this plan give a running seat fresh workers, on a rung that has no need of that?"""
     running = before.phase is Phase.TRAIN and plan.phase is Phase.TRAIN
-    known = plan.generation > before.generation  # else somebody began beside an empty store: who knows the job follows the other
+    # Of a lower number it is by somebody who began beside an empty store: who knows better follows the other.
+    known = plan.generation > before.generation
     return running and known and plan.rung <= Rung.REPLACE and born == plan.generation
 
 

@@ -90,8 +90,7 @@ class Node:
         self.looked_at, self.stands_in = inf, False  # when a daemon that began a life first saw the store
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
-        self.bits = ""  # as its first warm process has found out
-        self.step = 0
+        self.bits, self.step = "", 0  # (what its first warm process has found out)
         self.phase = ""  # where it is one by which the core tells who is there
         self.loaded_at, self.restores = (
             -inf,
@@ -108,8 +107,8 @@ class Node:
         self.dead: set[int] = set()
         self.hung: set[int] = set()
         self.stopped: set[int] = set()
-        self.strays = False  # its beats say that it waits for others, and it is in its own code
-        self.in_kernel = False  # a worker that stands still does so where no signal ends it
+        # Its beats say that it waits for others, and it is in its own code; it stands still where no signal ends it.
+        self.strays = self.in_kernel = False
         self.slow, self.parts_ways = 1.0, 0  # in so many gangs it enters another collective than the others
         self.pace: tuple[Pace, ...] = ()
         self.vault_life, self.tests = 0, 0  # the newest probe for which it has tested its ways thoroughly

@@ -190,6 +190,13 @@ def test_a_doubted_neighbour_that_was_asked_has_the_time_for_an_answer():
     assert doubting.hear("b", 10.2).judge(10.26)[1] == ()
 
 
+def test_what_was_refused_before_a_doubt_is_no_answer_to_it():
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.3).watch({"b": 1}, 10.0).gone("b")
+    assert detector.judge(10.7)[1] == ()
+    assert detector.doubt("b", 10.1).judge(10.15)[1] == ()
+    assert detector.doubt("b", 10.1).gone("b").judge(10.15)[1] == ("b",)
+
+
 def test_budgets_are_learned_between_the_floor_and_the_cap():
     budgets = Budgets(settings=Timeouts(default_phase_s=30, floor_s=2, slack=10))
     assert budgets.budget("update") == 30
