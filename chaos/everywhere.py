@@ -106,6 +106,9 @@ LEFT_OUT: Final = (
     "part_ways",
     "quiet_log",
     "wait_outside",
+    "reset_links",
+    "disk_line",
+    "versions_line",
 )
 #: How long a second fault lasts, and how strong it is, where its own least would say nothing.
 LASTS_S: Final = {

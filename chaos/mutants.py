@@ -82,6 +82,7 @@ MUTANTS: Final = (
     _m("a job is finished when its last step is committed", "core.lead.intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
+    _m("nobody speaks of itself before it has read the store", "core.node.follow", "    if lease_held(state, now) and state.view.revision > 0:\n", "    if lease_held(state, now):\n", "drained-and-its-daemon-restarts-beside-a-store-that-lags"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.custody.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
     _m("the next life of a node is no spare beside its seat", "core.lead.scene", "if r.member.node not in here)", "if r.member not in {seat.member for seat in seats})", "a-job-is-stopped-as-a-seated-node-is-back-in-another-life"),

@@ -234,6 +234,9 @@ class Nemesis:
                     Evidence(kind=Kind.XID, sign=Sign.GPU_BROKEN, node=node.name, detail="Xid 79", source="kernel")
                 )
                 return touched, None
+            case "disk_line" | "versions_line" if node.awake:
+                node.reads(Sign.DISK_FULL if kind == "disk_line" else Sign.VERSIONS)
+                return touched, None
             case "kill_agent" if node.agent_up and not node.frozen:
                 node.kill_agent()
                 return touched, None
@@ -344,6 +347,12 @@ class Nemesis:
     def _to_way(self, kind: str, fault: Fault, node: Node) -> Done | None:
         net = self.cluster.net
         match kind:
+            case "reset_links":
+                gang = self.cluster.running
+                if gang is None or gang.broken or not gang.running:
+                    return None
+                gang.break_()
+                return tuple(sorted(gang.names)), None
             case "late_ways":
                 net.late.add(node.name)
                 self._told_late(node, fault.value)
