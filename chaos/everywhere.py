@@ -114,6 +114,8 @@ LEFT_OUT: Final = (
     "quiet_log",
     "wait_outside",
     "reset_links",
+    "disk_line",
+    "versions_line",
 )
 #: How long a second fault lasts, and how strong it is, where its own least would say nothing.
 LASTS_S: Final = {

@@ -117,6 +117,8 @@ KINDS: Final[dict[str, Kind]] = {
         does="every attempt at one step ends with all workers saying that a peer refused them; in the simulator alone",
         reach="job", weight=0,
     ),
+    "disk_line": Kind(does="a log of a node, of no gang's, says that a disk is full; all train on", reach="node", weight=0),
+    "versions_line": Kind(does="a worker's log says that its versions do not fit the others'", reach="node", weight=0),
     "late_ways": Kind(does="a node's ways take long; one end says so, later the other", reach="node", weight=0, for_s=(3, 30)),
     "start_again": Kind(does="an operator starts all nodes of a job that is over", reach="operator", weight=0),
     "stray_worker": Kind(does="a worker stands in its own code; its beats say that it waits", reach="node", weight=0),

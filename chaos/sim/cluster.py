@@ -52,6 +52,7 @@ class Shape:
     apart_s: float = 0.0  # by how much the news of two keys of the store may come apart
     many: int = MANY  # records from which on news of others' is gathered
     gather_s: float = GATHER_S  # for each record
+    ends_s: float = 0.0  # until a worker that its agent has killed is gone: its memory is freed first
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire

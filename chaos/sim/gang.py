@@ -184,6 +184,11 @@ class Gang:
         self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
 
+    def saves_by_itself(self) -> None:
+        """A script that is given the time for it saves before it ends, where its gang is whole and it hears of that."""
+        if self.running and not self.broken and self.cluster.settings.means.tells and not self._hindered():
+            self.cluster.own = (self.version, self.digest)
+
     def told(self) -> int:
         """The step that a script's nodes know of."""
         return self.attempted if self.cluster.settings.means.tells else 0
@@ -451,9 +456,9 @@ class Gang:
             if node.name in self.cluster.outside | self.cluster.returning:
                 continue  # it has a deadline of its own
             culprit = bool((node.hung and not node.strays) or node.stopped)
-            if node.stall is not None and (culprit or node.stall.waiting):
-                continue  # (who went on for a moment waits once more)
-            slot = min(node.hung | node.stopped, default=0)
+            slot, told = min(node.hung | node.stopped, default=0), node.stall
+            if told is not None and (told.waiting if not culprit else not told.waiting or told.slot == slot):
+                continue  # who went on for a moment waits once more; who stands still beside one that waits is told of
             script = self.cluster.script
             progress = Progress(
                 slot=slot,

@@ -245,6 +245,9 @@ class Nemesis:
                     Evidence(kind=Kind.XID, sign=Sign.GPU_BROKEN, node=node.name, detail="Xid 79", source="kernel")
                 )
                 return touched, None
+            case "disk_line" | "versions_line" if node.awake:
+                node.reads(Sign.DISK_FULL if kind == "disk_line" else Sign.VERSIONS)
+                return touched, None
             case "kill_agent" if node.agent_up and not node.frozen:
                 node.kill_agent()
                 return touched, None

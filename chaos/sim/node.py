@@ -329,6 +329,9 @@ class Node:
                 pass
             case events.Leave(code=code, reason=reason):
                 self._leave(code, reason)
+            case events.Publish(record=record) if record.evidence:
+                self._check_ranks(record)
+                self._send(action)
             case events.Watch(everyone=everyone):
                 me, shown = self._me, self.state is not None and self.state.view.records is not None
                 if everyone == shown:
@@ -369,6 +372,19 @@ class Node:
     def _me(self) -> Member:
         assert self.state is not None
         return self.state.me
+
+    def _check_ranks(self, record: Record) -> None:
+        """What a node says of a rank of its own is of one that it had in that generation."""
+        for fact in record.evidence:
+            gang = self.cluster.gangs.get(fact.generation or 0)
+            if fact.rank is None or fact.node != self.name or gang is None or self._me not in gang.plan.seat_of:
+                continue
+            first = gang.plan.first_rank(self._me)
+            if not first <= fact.rank < first + self.slots:
+                error = (
+                    f"it tells of rank {fact.rank} in generation {fact.generation}, which was none of its own: {fact}"
+                )
+                self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
     def _now(self, life: int, what: Callable[[], None]) -> None:
         if life == self.life:
@@ -653,9 +669,13 @@ class Node:
             waits = self.world.chance("sight " + self.name).random() < 0.5
         sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
         first = min(self.hung | self.stopped, default=0)
-        # Of a node whose beats say nothing each worker is told of; else the one that tells which way it is.
-        slots = range(self.slots) if self.strays else (first,)
-        seen = (Sign.ELSEWHERE if slot in self.hung else Sign.WAITED if self.strays else sign for slot in slots)
+        # Of a node one of whose workers stands still each is told of; else the one that tells which way it is.
+        inside = self.gang is not None and self.gang.waits_since is not None
+        slots = range(self.slots) if self.strays or (still and inside) else (first,)
+        seen = (
+            Sign.ELSEWHERE if slot in self.hung else Sign.WAITED if self.strays or (inside and slot != first) else sign
+            for slot in slots
+        )
         facts = tuple(self._scene(slot, sign) for slot, sign in zip(slots, seen, strict=True))
         self.post(events.Found(now=self.clock.now(), evidence=facts, scene=request))
 
@@ -682,6 +702,24 @@ class Node:
         if self.awake:
             self.post(events.Found(now=self.clock.now(), evidence=(fact,)))
 
+    def reads(self, sign: Sign) -> None:
+        """A line of one of its logs is a claim: of its rank 0's in its gang, or, of a disk, of no gang's."""
+        plan = self._plan
+        ours = sign is Sign.VERSIONS and plan is not None and self.work is not Work.NONE and self._me in plan.seat_of
+        rank = plan.first_rank(self._me) if ours and plan is not None else None
+        self.finds(
+            Evidence(
+                kind=Kind.VERSION if sign is Sign.VERSIONS else Kind.DISK,
+                sign=sign,
+                rank=rank,
+                node=self.name,
+                generation=self.generation if ours else None,
+                detail="as a log says",
+                line_no=1,
+                source="worker.log",
+            )
+        )
+
     @property
     def door(self) -> str:
         """Of its vault, where that matters."""
@@ -703,8 +741,8 @@ class Node:
             self.world.later(0.2, self._agent_does, life, action, plan)
             return
         match action:
-            case orders.Launch() if plan is not None:
-                self._launch(plan)
+            case orders.Launch(leave_s=leave_s) if plan is not None:
+                self._launch(plan, leave_s)
             case orders.Reform() if plan is not None:
                 self._reform(plan)
             case orders.Park() if plan is not None:
@@ -714,11 +752,17 @@ class Node:
             case orders.Kill() if self.in_kernel:
                 pass
             case orders.Kill(slot=slot, cause=cause, sign=sign):
-                self.dies(cause, own=False, slot=slot, sign=sign)
+                self.world.later(self.cluster.shape.ends_s, self._ended, life, self.generation, cause, slot, sign)
 
-    def _launch(self, plan: Plan) -> None:
+    def _ended(self, life: int, generation: int, cause: str, slot: int, sign: Sign | None) -> None:
+        if life == self.agent_life and self.agent_up and self.generation == generation:
+            self.dies(cause, own=False, slot=slot, sign=sign)
+
+    def _launch(self, plan: Plan, leave_s: float) -> None:
         if not self.warm or self.generation >= plan.generation:
             return
+        if leave_s and self.gang is not None and self.cluster.script:
+            self.gang.saves_by_itself()
         self.leave_gang()
         self._clear()
         self.warm = False
@@ -775,6 +819,8 @@ class Node:
                 self.world.later(0.3, self._join, life, plan)
                 return
             self.phase = UNTOLD if self.cluster.script else MEETING
+            if self.born == plan.generation and not self.cluster.script:
+                self.step = plan.resume  # as a beat says that has made no step yet
             self.cluster.gang(plan).join(self)
             self.tell()
 
@@ -795,8 +841,15 @@ class Node:
             )
         if action.save and self.alive and not self.cluster.script:
             self.cluster.finish(self, action)
+        elif action.save and self.alive and (self.hung or self.stopped):
+            # A script that stands still does not heed SIGTERM, and is killed as its time is up.
+            self.world.later(action.within_s, self._killed, self.agent_life, self.generation, action.generation)
         else:
             self.halted(action.generation if action.save else self.generation)
+
+    def _killed(self, life: int, generation: int, under: int) -> None:
+        if life == self.agent_life and self.agent_up and self.alive and self.generation == generation:
+            self.halted(under)
 
     def halted(self, generation: int) -> None:
         """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of."""

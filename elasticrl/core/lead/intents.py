@@ -54,13 +54,8 @@ def who(scene: Scene) -> str:
 
 
 def asked_to_stop(scene: Scene) -> Move | None:
-    """An operator wants the job to end. (What was asked before an earlier stop has been answered by it.)"""
-    view = scene.view
-    if view.intent is not Intent.STOP or (
-        scene.plan is None and view.plan and view.intent_generation < view.plan.generation
-    ):
-        return None
-    if scene.stop_answered:
+    """An operator wants the job to end. (What was asked before all of those began who are here was asked of an earlier run.)"""
+    if scene.view.intent is not Intent.STOP or scene.stop_answered:
         return None
     until = scene.lead.since + scene.settings.membership.lease_ttl_s  # by then the dead have no record
     if scene.older(scene.since) and scene.now < until:

@@ -138,7 +138,6 @@ def record_of(state: State, now: float) -> Record:
         taken=card.taken,
         since=card.since,
         bits=workers.bits or card.bits,
-        vault=workers.vault or card.vault,
         problem=workers.problem[:PROBLEM],
         unlogged=workers.unlogged[:PROBLEM],
         work=work,
@@ -258,7 +257,9 @@ def belong(state: State, now: float) -> Wish:
     if now >= keepalive_at:
         actions.append(KeepAlive())
     report_at = inf
-    if lease_held(state, now) and state.met is not None:
+    # Found by the scenario drained-and-its-daemon-restarts-beside-a-store-that-lags: a record from before the store was read
+    # took back that this node leaves, as an earlier daemon of this life had been asked to.
+    if lease_held(state, now) and state.view.revision > 0:
         record = record_of(state, now)
         if record is not state.view.own:
             actions.append(Publish(record=record))
