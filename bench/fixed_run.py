@@ -181,8 +181,8 @@ class FixedRun:
         if guard is not None and not skipped:
             now = seen(found, guard)
             jumps = self.past.spikes(now, guard)
-            check(jumps, self.past, guard, f"Update {self.streams.update} of step {self.streams.step}")
-            self.past.add(now, guard, spiked=bool(jumps))
+            check(jumps, self.past, guard, step=self.streams.step, update=self.streams.update)
+            self.past.add(now, guard, spiked=bool(jumps), step=self.streams.step)
             skipped = bool(jumps) and guard.does == "skip"
         for strategy in self.strategies.values():
             if skipped:

@@ -61,11 +61,11 @@ class Spike(Section):
     samples count as used, and the ledger says so; stop: it ends the job, and nothing of it is applied."""
     sigma: Positive = 6.0
     """Standard deviations above the mean of the last window updates. Less finds more."""
-    window: Annotated[int, Ge(4)] = 128
-    """Updates that mean and standard deviation are of, without those that were skipped; half of them must be there. More
-    forgets slower."""
-    in_a_row: Count = 8
-    """So many spikes one after another end the job with skip, as it is elsewhere now. More waits longer."""
+    window: Annotated[int, Ge(4), Le(4096)] = 128
+    """Updates that mean and standard deviation are of, with those that were skipped; half of them must be there. More forgets
+    slower. They are in each state that is kept."""
+    in_a_row: Annotated[int, Ge(2)] = 8
+    """Spikes one after another in so many steps end the job with skip, as it does not come back. More waits longer."""
 
 
 class Ppo(Section):
@@ -163,7 +163,7 @@ class Ppo(Section):
     """The weight of the entropy bonus. More keeps answers more varied."""
     calculate_entropy: bool = True
     """true: the step's metric `entropy` is there without a bonus too; false: it is not made where no loss needs it, which saves
-    a look at all logits of an update. Changes no bit."""
+    a look at all logits of an update, but not in teams. Changes no bit."""
     router_aux_coef: Amount = 0.0
     """The weight of a mixture's auxiliary loss: how unevenly the tokens of a pass use its experts. More spreads tokens more
     evenly. Models are trained with about 0.001. 0: off."""

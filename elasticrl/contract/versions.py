@@ -15,7 +15,7 @@ from elasticrl.contract.model import Record
 
 #: What workers of one gang say to each other: votes, digests, how buffers are told. Raised with each change of it; those who
 #: speak another one get no seat beside them (`Scene.ready`). Vaults and engines have numbers of their own.
-WIRE: Final = "3"
+WIRE: Final = "4"
 FATAL: Final = frozenset({"torch", "nccl"})
 REMEDY: Final = "Install the same on all nodes, then restart their agents (drain, start), one after the other."
 

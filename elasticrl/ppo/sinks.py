@@ -23,7 +23,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from elasticrl.base.words import bar
-from elasticrl.telemetry.events import names
+from elasticrl.telemetry.events import BY_NAME, names
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
@@ -73,7 +73,7 @@ class Lines:
         """Both, if asked."""
         print(event.line, file=self._stream, flush=True)
         if self._plain:
-            at = {"ts": datetime.now(UTC).isoformat(), "event": event.name, "level": "info"}
+            at = {"ts": datetime.now(UTC).isoformat(), "event": event.name, "level": BY_NAME[event.name].level}
             head = {**at, **names(os.environ), "step": event.step}
             print(json.dumps(head | dict(event.fields)), file=self._stream, flush=True)
 

@@ -237,18 +237,23 @@ def twice(
         audits.off = place.generation
 
 
+def check_noted(generation: Generation, strategy: Strategy, role: str) -> None:
+    """Before anything is made of an update, or it is left out: what this rank keeps is what it was after the last one."""
+    if strategy.noted is None or strategy.noted == (strategy.shard.version, kept(strategy)):
+        return
+    if strategy.noted[0] == strategy.shard.version:
+        raise Miscomputed(
+            f"The state of {role} that rank {generation.gang.rank} keeps is not what it was after the last update: memory "
+            "of this node corrupts data silently. Nothing of this update was published, and others make it again."
+        )
+    strategy.noted = None
+
+
 def applied(
     generation: Generation, strategy: Strategy, progress: Progress, role: str, *, scale: float, max_norm: float | None,
     lr_factor: float,
 ) -> None:  # fmt: skip
     """Applies the update, and has it computed twice where that is due. Collective where it is."""
-    if strategy.noted is not None and strategy.noted != (strategy.shard.version, kept(strategy)):
-        if strategy.noted[0] == strategy.shard.version:
-            raise Miscomputed(
-                f"The state of {role} that rank {generation.gang.rank} keeps is not what it was after the last update: memory "
-                "of this node corrupts data silently. Nothing of this update was published, and others make it again."
-            )
-        strategy.noted = None
     factor = strategy.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
     owner = _looked_at(generation, strategy, role, progress.count)
     if owner is not None:

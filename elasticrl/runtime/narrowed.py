@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 def narrow(model: nn.Module, kinds: Sequence[type[nn.Module]], dtype: torch.dtype = torch.bfloat16) -> None:
     """Has the weights of modules of these `kinds`, which autocast narrows, sent in `dtype` in passes of autocast. Weights that
-    another module reads too (tied embeddings) stay as they are, and so do those that a team has cut up.
+    another module reads too (tied embeddings) stay as they are, and so do biases, and what a team has cut up. The bytes must be
+    the same on all ranks: so nothing here depends on which modules a rank's samples have asked until now.
     """
     for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
         held = [one for group in param_groups(unit) for one in group.fsdp_params if _fits(one, kinds)]
@@ -39,7 +40,10 @@ def narrow(model: nn.Module, kinds: Sequence[type[nn.Module]], dtype: torch.dtyp
 
 def _fits(held: FSDPParam, kinds: Sequence[type[nn.Module]]) -> bool:
     info = held._module_info
-    mine = type(info.module) in kinds and not info.shared_modules and not held.is_dtensor
+    # A bias may be read without its module being asked, and in float32. It is small, so nothing is gained by it.
+    mine = (
+        type(info.module) in kinds and info.param_name == "weight" and not info.shared_modules and not held.is_dtensor
+    )
     return mine and held.sharded_param.dtype == torch.float32 and held.mesh_info.mesh.size() > 1
 
 
@@ -97,5 +101,6 @@ class _Unit:
         if self.narrow and not torch.is_autocast_enabled(self.held[0].device.type):
             raise Misuse(
                 f"A {type(module).__name__} is asked outside of autocast in a pass of autocast, and its weights were sent in "
-                f"{self.dtype}: its result would be another one than without sharding. Set model.strategy: replicated."
+                f"{self.dtype}: its result would be another one than without sharding. Set model.strategy: replicated, or "
+                "model.dtype: float32."
             )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from elasticrl.runtime import alike, audited, spikes
+from elasticrl.runtime.agree import exchange
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.interrupt import GangError
 from elasticrl.runtime.lanes import Turn
@@ -229,14 +230,10 @@ class Body:
                         f"(or run.passes({name!r})) before each update, and end each lane with lane.done()."
                     )
             found, diverged = self._reduce()
+            for name, role in self.given.roles.items():
+                audited.check_noted(self.generation, role.live, name)  # also where the update is left out
             # A gradient of corrupted parameters is no doing of the script's.
-            odd = "" if diverged else alike.not_finite(found, losses=skips is not None)
-            if not skips:
-                alike.check_finite(odd, self.progress)
-            guard = None if odd or diverged else guard
-            jumps = self._spikes(found, guard) if guard else ()
-            if guard and guard.does == "skip":
-                odd = ", ".join(map(str, jumps))
+            odd, jumps = ("", ()) if diverged else self._odd(found, skips=skips, guard=guard)
             live = [role.live for role in self.given.roles.values()]
             for name, role in self.given.roles.items():
                 if odd:
@@ -255,12 +252,10 @@ class Body:
                 strategy.publish()
             for strategy in live:
                 strategy.seal()
-            if odd:
-                where = f"update {self.progress.update} of step {self.progress.step}"
-                self.sealing.worker.say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
             found = {name: replace(reduced, skipped=bool(odd), spikes=jumps) for name, reduced in found.items()}
-            if guard:
-                self.progress.past.add(spikes.seen(found, guard), guard, spiked=bool(jumps))
+            self._say(odd, jumps)
+            if guard and not diverged and (jumps or not odd):
+                self.progress.past.add(spikes.seen(found, guard), guard, spiked=bool(jumps), step=self.progress.step)
             self._count(skipped=bool(odd), spike=bool(odd and jumps))
             for name, role in self.given.roles.items():
                 audited.note(self.generation, role.live, self.progress, name)
@@ -320,12 +315,31 @@ class Body:
             found[name] = role.live.reduce(said if name == last else ())
         return found, bool(self.sealing.hear(found[last].notes))
 
-    def _spikes(self, found: Mapping[str, Reduced], guard: Guard) -> tuple[Spike, ...]:
-        """What of this update has jumped. Raises where the job is to end."""
+    def _odd(
+        self, found: Mapping[str, Reduced], *, skips: bool | None, guard: Guard | None
+    ) -> tuple[str, tuple[Spike, ...]]:
+        """Why this update is left out, or "", and what of it has jumped. Raises where the job is to end."""
         progress = self.progress
-        jumps = progress.past.spikes(spikes.seen(found, guard), guard)
-        spikes.check(jumps, progress.past, guard, f"Update {progress.update} of step {progress.step}")
-        return jumps
+        odd = alike.not_finite(found, losses=skips is not None)
+        jumps = () if odd or guard is None else progress.past.spikes(spikes.seen(found, guard), guard)
+        try:
+            if not skips:
+                alike.check_finite(odd, progress)
+            if guard is not None:
+                spikes.check(jumps, progress.past, guard, step=progress.step, update=progress.update)
+        except (alike.NotFinite, spikes.Spiked):
+            # Not before the others have come as far: a rank whose memory is at fault has left, and it is that one's failure.
+            exchange(self.generation.gang, "")
+            raise
+        left_out = guard is not None and guard.does == "skip"
+        return odd or (", ".join(map(str, jumps)) if left_out else ""), jumps
+
+    def _say(self, odd: str, jumps: tuple[Spike, ...]) -> None:
+        where, say = f"update {self.progress.update} of step {self.progress.step}", self.sealing.worker.say
+        if odd:
+            say(f"{where} is skipped on all ranks, and its samples count as used: {odd}.")
+        elif jumps:
+            say(f"{where} is a spike, and is applied: {', '.join(map(str, jumps))}.")
 
     def _count(self, *, skipped: bool, spike: bool) -> None:
         """An update is made."""

@@ -480,7 +480,9 @@ EVENTS: tuple[Declared, ...] = (
     ),
     Declared(
         name="ppo.spike",
-        meaning="The norm of an update's gradient, or a loss of it, was far above those before (ppo.spike).",
+        meaning="The norm of an update's gradient, or a loss of it, was far above those before (ppo.spike). Told when its step "
+        "is sealed.",
+        level="warning",
         fields={
             "step": "its number",
             "update": "of that step",

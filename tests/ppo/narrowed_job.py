@@ -47,10 +47,34 @@ class Apart(nn.Module):
             return self.head(found.float())
 
 
+class RawLayer(nn.Module):
+    """It reads a bias by itself, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.body(x)
+        return found.float() + nn.functional.softplus(self.body.bias.float())
+
+
+class Raw(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([RawLayer()])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        found = nn.functional.one_hot(input_ids, 64).float()
+        for layer in self.layers:
+            found = layer(found)
+        return found
+
+
 def made(how: str) -> nn.Module:
     torch.manual_seed(3)
-    if how == "apart":
-        return Apart()
+    if how in ("apart", "raw"):
+        return Apart() if how == "apart" else Raw()
     sizes = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=WORDS, num_key_value_heads=1, tie_word_embeddings=how == "tied", **sizes)
     model = LlamaForCausalLM(config)

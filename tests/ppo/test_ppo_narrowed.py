@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from alone import live
 
 JOB = Path(__file__).with_name("narrowed_job.py")
-HOWS = ("plain", "tied", "again", "valued")  # again: what a layer keeps is made again in backward; valued: a value head
+# again: what a layer keeps is made again in backward; valued: a value head; raw: a bias is read in float32
+HOWS = ("plain", "tied", "again", "valued", "raw")
 
 
 def ranks(folder: Path, *hows: str) -> list[Any]:

@@ -128,6 +128,9 @@ def test_a_spike_is_told_with_its_step_and_outlives_the_worker_that_saw_it():
     [event] = [event for event in kept.events if event.name == "ppo.spike"]
     assert event.line == "[Spike 4] update 1: actor_norm is 81.2, and 1.31 +- 0.2 before; the update was left out"
     assert (event.fields["update"], event.fields["skipped"]) == (1, True)
+    stream = io.StringIO()
+    sinks.Lines(stream, plain=True).write(event)
+    assert json.loads(stream.getvalue().splitlines()[1])["level"] == "warning"
 
 
 def conf(**telemetry):

@@ -124,6 +124,8 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     options.add_argument("--params", type=int, default=0, help="so many parameters more")
     options.add_argument("--state", type=int, default=0, help="so many numbers without gradients")
+    options.add_argument("--nan", type=int, default=-1, metavar="STEP", help="the loss is none there")
+    options.add_argument("--skips", action="store_true", help="an update that is not finite is left out")
     load_s = float(os.environ.get("LOAD_S", "0"))  # of this process alone
     options.add_argument("--load", type=float, default=load_s, help="seconds until it asks for its rank")
     args = options.parse_args()
@@ -173,7 +175,7 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
                     with lane.rng("dropout"):
                         truth = torch.tensor(labels, device=device)
                         loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
-                        loss.backward()
+                        (loss * float("nan") if step == args.nan else loss).backward()
                     loss = loss.detach()  # its graph holds the model
                     lane.tally.add(loss=loss.item())
                     lane.done()
@@ -183,7 +185,8 @@ def main() -> None:  # noqa: PLR0912 - one branch for each of its ways
                     time.sleep(args.long[1])  # each time it comes to it, as an evaluation does
                 misbehave(args.faults, step, run, ("update", "further", "third")[number])
                 print("update", number, flush=True)
-                run.update(max_norm=0.5, lr_factor=noise * schedule.factor)
+                how = {"scale": 1.0 / lanes, "lr_factor": noise * schedule.factor}
+                run.update_all(max_norm=0.5, skips=args.skips or None, **how)
             if stepped is not None:
                 stepped.step()
             schedule.steps += 1 if stepped is None else 0

@@ -116,6 +116,31 @@ def test_a_shard_whose_memory_or_update_is_wrong_is_named_before_its_parameters_
         ends_as_if_undisturbed(nodes, undisturbed)
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_shard_whose_memory_is_wrong_is_named_also_where_the_update_is_left_out_or_ends_the_job(
+    tmp_path: Path, *, skips: bool
+):
+    step = next(s for s in range(4, STEPS) if drawn(SEED, "model shard", s, 0, lanes=3, rate="1") == 1)
+    args = ("--nan", str(step), *(("--skips",) if skips else ()))
+    with Nodes(tmp_path, steps=STEPS, step_ms=50.0, conf=ALWAYS, args=args) as nodes:
+        nodes.fault(step=step, rank=1, do="moment", at="update")
+        nodes.plan("n0", "n1", "n2")
+        bad = nodes.workers["n1"]
+        bad.process.join(60)
+        assert "Miscomputed: The state of model that rank 1 keeps" in bad.text
+        others = [nodes.workers[node] for node in ("n0", "n2")]
+        assert {worker.process.exitcode for worker in others} == {None}, "it is none of the program's failures"
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n2")
+        if skips:
+            nodes.until_done()
+            assert audit(nodes.run_dir).ok
+        else:
+            for worker in others:
+                worker.process.join(60)
+                assert f"NotFinite: The norm of the gradient of model is nan in update 0 of step {step}" in worker.text
+
+
 def test_a_script_that_prepares_the_lanes_that_are_here_is_asked_for_no_other(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, conf=ALWAYS, args=("--carried",)) as nodes:
         nodes.plan("n0", "n1")

@@ -1,12 +1,15 @@
-"""Which updates are spikes: a function of the last ones that were applied, and of nothing else."""
+"""Which updates are spikes: a function of the last ones, and of nothing else."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 from statistics import mean, stdev
 
 import pytest
+from pydantic import ValidationError
 
+from elasticrl.config.training import Spike
 from elasticrl.runtime.progress import Progress
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.spikes import LEAST, Guard, Past, Spiked, check, seen
@@ -19,7 +22,7 @@ USUAL = [1.0, 1.2, 0.9, 1.1]
 def past_of(values: list[float], guard: Guard = GUARD) -> Past:
     past = Past()
     for value in values:
-        past.add({"actor_norm": value}, guard, spiked=False)
+        past.add({"actor_norm": value}, guard, spiked=False, step=0)
     return past
 
 
@@ -33,6 +36,18 @@ def test_a_value_is_a_spike_beyond_so_many_standard_deviations_of_those_before()
     [spike] = past_of(USUAL).spikes({"actor_norm": edge * 1.001}, GUARD)
     assert (spike.name, spike.usual, spike.spread) == ("actor_norm", pytest.approx(1.05), pytest.approx(stdev(USUAL)))
     assert not spiked(past_of(USUAL), 0.0), "what falls is none"
+
+
+def made(past: Past, norms: Iterable[float], guard: Guard) -> list[bool]:
+    """Updates one after another, one in each step: which were spikes."""
+    found = []
+    for step, norm in enumerate(norms):
+        now = seen({"actor": Reduced(norm=norm, tally=Tally())}, guard)
+        jumps = past.spikes(now, guard)
+        check(jumps, past, guard, step=step, update=0)
+        past.add(now, guard, spiked=bool(jumps), step=step)
+        found.append(bool(jumps))
+    return found
 
 
 def test_nothing_is_one_until_half_a_window_was_seen():
@@ -51,31 +66,52 @@ def test_what_is_older_than_the_window_is_forgotten():
     assert spiked(past, 50.0)
 
 
-def test_a_spike_that_was_left_out_is_no_measure_of_the_next_and_one_that_was_applied_is():
-    for does, after in (("skip", True), ("warn", False)):
-        guard = replace(GUARD, does=does)
-        past = past_of(USUAL, guard)
-        past.add({"actor_norm": 100.0}, guard, spiked=True)
-        assert spiked(past, 100.0, guard) == after
+def test_a_new_level_is_usual_after_a_few_updates_though_these_were_left_out():
+    guard, chance = Guard(sigma=6.0, window=128, in_a_row=8, does="skip"), Random(3)
+    found = made(Past(), (chance.gauss(level, 0.1) for level in [1.0] * 128 + [5.0] * 64), guard)
+    assert found[128:].index(False) <= 5
+    assert not any(found[:128] + found[134:])
 
 
-def test_so_many_in_a_row_end_the_job_and_one_good_update_between_them_does_not():
+def test_what_is_left_out_does_not_make_the_rest_look_calmer_than_it_is():
+    """Judged by what was applied alone, which has nothing beyond the edge, the edge would come nearer and nearer."""
+    guard, chance = Guard(sigma=1.5, window=16, in_a_row=10**6, does="skip"), Random(3)
+    found = made(Past(), (chance.gauss(10.0, 1.0) for _ in range(4000)), guard)
+    assert sum(found) < 0.12 * len(found), "of a normal distribution 0.067 are"
+
+
+def test_updates_that_have_nothing_to_learn_do_not_make_spikes_of_all_others():
+    found = made(Past(), [0.0] * 40 + USUAL * 4 + [0.0] * 8 + USUAL * 4, GUARD)
+    assert not any(found)
     past = past_of(USUAL)
-    for value in (90.0, 90.0, 1.05, 90.0, 90.0):
-        jumps = past.spikes({"actor_norm": value}, GUARD)
-        check(jumps, past, GUARD, "Update 4 of step 7")
-        past.add({"actor_norm": value}, GUARD, spiked=bool(jumps))
-    jumps = past.spikes({"actor_norm": 90.0}, GUARD)
-    with pytest.raises(Spiked, match=r"Update 4 of step 7 is spike number 3 in a row: actor_norm is 90, and 1\.05 "):
-        check(jumps, past, GUARD, "Update 4 of step 7")
-    check(jumps, past, replace(GUARD, does="warn"), "it is applied")
+    past.add({"actor_norm": 90.0}, GUARD, spiked=True, step=4)
+    past.add({}, GUARD, spiked=False, step=5)
+    assert past.steps(6) == 2, "nor is it a good update"
+
+
+def test_spikes_in_so_many_steps_one_after_another_end_the_job_and_one_good_update_between_them_does_not():
+    past, value = past_of(USUAL), 90.0
+    for step, spikes in ((0, True), (1, True), (1, False), (2, True), (3, True), (3, True), (3, True)):
+        value *= 100  # it grows on and on, so none of these is usual after the next
+        now = {"actor_norm": value if spikes else 1.0}
+        jumps = past.spikes(now, GUARD)
+        assert bool(jumps) == spikes
+        check(jumps, past, GUARD, step=step, update=1)
+        past.add(now, GUARD, spiked=spikes, step=step)
+    jumps = past.spikes({"actor_norm": value * 100}, GUARD)
+    with pytest.raises(
+        Spiked, match=r"Update 4 of step 7 is a spike: .* in 3 steps one after another, .* older checkpoint"
+    ):
+        check(jumps, past, GUARD, step=7, update=4)
+    check(jumps, past, GUARD, step=3, update=9)  # a bad sample comes again in each epoch of its step
+    check(jumps, past, replace(GUARD, does="warn"), step=7, update=4)  # it is applied
 
 
 def test_stop_ends_the_job_at_the_first():
     stops, past = replace(GUARD, does="stop"), past_of(USUAL)
-    check(past.spikes({"actor_norm": 1.0}, stops), past, stops, "Update 0 of step 9")
+    check(past.spikes({"actor_norm": 1.0}, stops), past, stops, step=9, update=0)
     with pytest.raises(Spiked, match=r"Update 0 of step 9 is a spike: .* Nothing of it was applied"):
-        check(past.spikes({"actor_norm": 90.0}, stops), past, stops, "Update 0 of step 9")
+        check(past.spikes({"actor_norm": 90.0}, stops), past, stops, step=9, update=0)
 
 
 def test_norms_of_all_roles_and_the_named_losses_are_looked_at_per_entry():
@@ -87,6 +123,12 @@ def test_norms_of_all_roles_and_the_named_losses_are_looked_at_per_entry():
     assert seen(found, guard) == {"critic_norm": 3.0, "actor_norm": 2.0, "value_loss": 2.0}
 
 
+def test_what_is_no_number_is_not_looked_at_nor_does_a_large_one_end_the_program():
+    found = {"actor": Reduced(norm=float("nan"), tally=Tally({"value_loss": float("inf"), "loss": 0.0}))}
+    assert seen(found, replace(GUARD, losses=("value_loss", "loss"))) == {}
+    assert not spiked(past_of([*USUAL, 1e200]), 2.0)
+
+
 def test_a_job_that_is_taken_up_again_judges_by_the_same_bits():
     chance, guard = Random(7), replace(GUARD, window=6)
     went_on, progress = Past(), Progress()
@@ -95,7 +137,7 @@ def test_a_job_that_is_taken_up_again_judges_by_the_same_bits():
         jumps = went_on.spikes(now, guard)
         assert progress.past.spikes(now, guard) == jumps
         for past in (went_on, progress.past):
-            past.add(now, guard, spiked=bool(jumps))
+            past.add(now, guard, spiked=bool(jumps), step=number)
         if number % 5 == 0:
             kept, progress = json.loads(json.dumps(progress.state_dict())), Progress()
             progress.load_state_dict(kept)
@@ -109,3 +151,9 @@ def test_a_state_of_before_there_were_guards_has_no_past():
     progress = Progress(past=past_of(USUAL))
     progress.load_state_dict(state)
     assert progress.past == Past()
+
+
+@pytest.mark.parametrize("odd", [{"in_a_row": 1}, {"window": 5000}])  # a stop by another name; too much for each state
+def test_a_row_of_one_and_a_window_that_fills_states_are_refused(odd: dict[str, int]):
+    with pytest.raises(ValidationError, match=next(iter(odd))):
+        Spike(does="skip", **odd)  # type: ignore[arg-type]
