@@ -92,6 +92,7 @@ MUTANTS: Final = (
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.custody.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
     _m("the next life of a node is no spare beside its seat", "core.lead.scene", "if r.member.node not in here)", "if r.member not in {seat.member for seat in seats})", "a-job-is-stopped-as-a-seated-node-is-back-in-another-life"),
     _m("a pause is heeded", "core.lead.intents", "if scene.view.intent is not Intent.PAUSE:", "if True:", "pause-and-resume"),
+    _m("who has failed in a held gang saves no more", "core.lead.intents", "r.work in (Work.NONE, Work.FAILED) for r", "r.work is Work.NONE for r", "stopped-as-a-held-gang-has-ended-unsaved"),
     _m("a stop is heeded", "core.lead.intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a stop of the run before is not obeyed", "core.lead.intents", "    if scene.stop_answered:", "    if False:", "stopped-as-all-lose-power"),
     _m("a leader who came after a stop waits for the dead to go", "core.lead.intents", "if scene.older(scene.since) and scene.now < until:", "if False:", "stopped-as-all-lose-power"),

@@ -794,7 +794,11 @@ class Node:
             self.halted(action.generation if action.save else self.generation)
 
     def halted(self, generation: int) -> None:
-        """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of."""
+        """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of; of one
+        that had failed, that it has, until its next launch.
+        """
+        if self.work is Work.FAILED:
+            return
         generation = max(self.generation, generation)
         self.leave_gang()
         self._clear()
