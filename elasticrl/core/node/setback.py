@@ -84,7 +84,12 @@ def _left(state: State, newest: int, now: float) -> Plan:
     )
     bits = next((r.bits for r in told if r.bits), "")
     return Plan(
-        generation=newest, phase=Phase.HOLD, seats=seats, lanes=state.settings.lanes, team=state.settings.team, bits=bits
+        generation=newest,
+        phase=Phase.HOLD,
+        seats=seats,
+        lanes=state.settings.lanes,
+        team=state.settings.team,
+        bits=bits,
     )
 
 
