@@ -54,15 +54,33 @@ KNOWN_S = 0.5  # until a life that began is known
 
 
 def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
-    """Generations strictly rise, and each is written once. Whoever begins beside a store that has lost its data counts anew."""
+    """Generations strictly rise, and each is written once. Whoever begins beside a store that has lost its data counts anew, but
+    with nobody, itself among them, whose workers are in a later gang.
+    """
     newest = shown = 0
+    runs: dict[str, int] = {}  # in which generation each node's workers are (simulated)
     for fact in case.history:
-        if isinstance(fact, Struck) and fact.kind == "store_wiped":
-            shown = 0
+        if isinstance(fact, Began):
+            runs[fact.node] = fact.generation
+        elif isinstance(fact, Died | Halted):
+            runs.pop(fact.node, None)
+        elif isinstance(fact, Left):
+            runs.pop(node_of(fact.member), None)
+        elif isinstance(fact, Struck):
+            shown = 0 if fact.kind == "store_wiped" else shown
+            for node in fact.nodes if fact.kind in (*DEADLY, "kill_agent") else ():
+                runs.pop(node, None)
         elif isinstance(fact, Planned):
             number = fact.plan.generation
             if number not in (newest + 1, shown + 1) and not (fact.plan.again and number > newest):
                 yield fact.at, f"generation {number} was written after {newest}"
+            if number <= newest:
+                here = (node_of(fact.by), *fact.plan.seated)
+                yield from (
+                    (fact.at, f"generation {number} was written beside workers of {node} in generation {runs[node]}")
+                    for node in here
+                    if runs.get(node, 0) > number
+                )
             newest, shown = max(newest, number), number
 
 
@@ -88,7 +106,9 @@ def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
     lost = 0
     for fact in case.history:
         if isinstance(fact, Struck) and fact.kind == "store_wiped":
-            lost = max((each.step for each in case.history if isinstance(each, Committed) and each.at <= fact.at), default=0)
+            lost = max(
+                (each.step for each in case.history if isinstance(each, Committed) and each.at <= fact.at), default=0
+            )
         if isinstance(fact, Planned) and fact.plan.resume not in (fact.committed, max(lost, fact.committed)):
             yield (
                 fact.at,
@@ -261,7 +281,9 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
 def _restarts(before: Plan, plan: Plan, born: int | None) -> bool:
     """Does this plan give a running seat fresh workers, on a rung that has no need of that?"""
     running = before.phase is Phase.TRAIN and plan.phase is Phase.TRAIN
-    known = plan.generation > before.generation  # else somebody began beside an empty store: who knows the job follows the other
+    known = (
+        plan.generation > before.generation
+    )  # else somebody began beside an empty store: who knows the job follows the other
     return running and known and plan.rung <= Rung.REPLACE and born == plan.generation
 
 
@@ -803,7 +825,7 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s, afresh)
         later = [f for f in case.rest if fact.at < f.at <= fact.at + limit]
         seen = any(isinstance(f, Planned | Died) for f in later)
-        if any(plan.plan.phase is Phase.STOP for plan in case.plans if plan.at <= fact.at):
+        if next((plan.plan.phase is Phase.STOP for plan in reversed(case.plans) if plan.at <= fact.at), False):
             # Its node ends it with the others as the job ends (seed 47000520).
             seen = seen or any(isinstance(f, Halted) and f.node in fact.nodes for f in later)
         end = case.rest[-1].at
