@@ -86,7 +86,9 @@ class Node:
         self.second, self.steps = 0, 0
         self.orders: dict[str, list[float]] = {}  # when the newest order was given
         self.wants_up, self.mute_publish = True, False
-        self.looked_at = inf  # when a daemon that began a life first saw the store
+        self.found: int | None = (
+            None  # the plan that a daemon that began a life was shown first; -1: it adopted workers
+        )
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.bits = ""  # as its first warm process has found out
@@ -184,7 +186,7 @@ class Node:
         self.inbox.clear()
         self.lease_sent = -inf
         self.wake_at = self.wake_due = inf
-        self.looked_at = -inf if adopted else inf
+        self.found = -1 if adopted else None
         self.world.note(Started(at=self.world.now, member=str(me), adopted=adopted))
         self.cluster.beats.changed(self.name)
         self.cluster.store.watch(me, self._seen(self.life), everyone=False)
@@ -295,7 +297,7 @@ class Node:
     def _seen(self, life: int) -> Callable[[View], None]:
         def deliver(view: View) -> None:
             if life == self.life:
-                self.looked_at = min(self.looked_at, self.world.now)
+                self.found = view.generation if self.found is None else self.found
                 self.post(events.Seen(now=self.clock.now(), view=view))
 
         return deliver
