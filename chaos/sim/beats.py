@@ -23,7 +23,7 @@ class Beats:
         self.each = each  # every beat is a message of its own
         self.beat_s = cluster.settings.membership.beat_s
         self.suspect_s = cluster.settings.membership.suspect_s
-        # Nobody is asked here: a beat that was due before a doubt may still be on its way, and the next one is not late by half.
+        # Nobody is asked here: a beat that was due before a doubt may still be on its way, the next one is not late by half.
         self.doubt_s = 1.5 * self.beat_s
         self.listeners: defaultdict[str, set[str]] = defaultdict(set)
         self.rings: dict[str, tuple[str, ...]] = {}

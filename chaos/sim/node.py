@@ -56,7 +56,7 @@ ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 class Node:
     """A machine with one daemon, one agent, its workers, and its vault."""
 
-    def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:
+    def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:  # noqa: PLR0915 - all that a machine is
         self.cluster, self.world, self.name, self.slots = cluster, cluster.world, name, slots
         chance = self.world.chance("node " + name)
         self.chance = chance

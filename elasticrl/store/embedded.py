@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import pairwise
-from os.path import samefile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -197,7 +196,8 @@ class Embedded:
             flags = dict(pairwise(words))
             if flags.get("--data-dir") != str(self.folder / "data"):
                 return None
-            if not (samefile(process / "cwd", self.folder) and samefile(process / "ns/net", "/proc/self/ns/net")):
+            ours, alike = Path("/proc/self/ns/net"), (process / "cwd").samefile(self.folder)
+            if not (alike and (process / "ns/net").samefile(ours)):
                 return None
             client, peer = (urlsplit(flags[f"--listen-{whose}-urls"]) for whose in ("client", "peer"))
             ports, born = (client.port, peer.port), started_at(pid)

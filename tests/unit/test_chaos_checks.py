@@ -93,15 +93,30 @@ def test_what_a_gang_seals_after_a_later_one_has_formed_is_missed_by_nobody():
         )
         return Planned(at=at, plan=plan(generation, *nodes), by="n01/1", committed=0, paused_s=0.0), formed
 
-    def going_on(at: float) -> list[tuple[float, str]]:
+    def going_on(at: float, *nodes: str) -> list[tuple[float, str]]:
+        cut = Struck(at=1.0, number=0, kind="cut_store", nodes=nodes)
         history = (*resumed(0.0, 1, 0, "n00"), *resumed(5.0, 2, 0, "n01"), *resumed(12.0, 3, 20, *NODES))
-        history = tuple(sorted((*history, sealed(at)), key=lambda fact: fact.at))
+        history = tuple(sorted((*history, cut, sealed(at)), key=lambda fact: fact.at))
         return list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
 
-    assert not going_on(10.0)
-    assert not going_on(4.0), "n00 was not among those who went on"
+    assert not going_on(10.0, "n00")
+    assert going_on(10.0, "n01"), "it knew of the later one"
+    assert not going_on(4.0, "n00"), "n00 was not among those who went on"
     history = (*resumed(0.0, 1, 0, "n00"), sealed(4.0), *resumed(5.0, 2, 20, "n00", "n01"))
     assert list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_gang_of_who_began_beside_an_empty_store_hides_no_step_that_is_lost_afterwards(number: int):
+    def resumed(at: float, generation: int, version: int, *nodes: str) -> tuple[Fact, Fact]:
+        formed = Resumed(
+            at=at, generation=generation, version=version, digest="", source="", whole=-1, nodes=nodes, ranges=()
+        )
+        return Planned(at=at, plan=plan(generation, *nodes), by="n01/1", committed=0, paused_s=0.0), formed
+
+    gang = (*resumed(0.0, 3, 0, *NODES), replace(sealed(4.0), generation=3))
+    history = (*gang, *resumed(5.0, number, 0, "n03"), *resumed(9.0, 103, 20, *NODES))
+    assert list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=4)), history)))
 
 
 def test_a_plan_that_the_store_lost_before_anybody_could_see_it_was_never_written():

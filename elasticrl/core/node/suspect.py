@@ -232,8 +232,8 @@ def split(
 
     First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
     that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
-    ones without the one that has not answered, then the one with fewer that were `tested` and hold, then the later). Who answers
-    has a key in `unreachable`.
+    ones without the one that has not answered, then the one with fewer that were `tested` and hold, then the later). Who
+    answers has a key in `unreachable`.
 
     Found by simulation: of two nodes the dead one had no complaint, so the other was put out. Pairs that nobody tests hold, so
     one that nobody reached stayed, and one that was well went. A link to one who had gone already counted once more, so both
