@@ -54,15 +54,33 @@ KNOWN_S = 0.5  # until a life that began is known
 
 
 def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
-    """Generations strictly rise, and each is written once. Whoever begins beside a store that has lost its data counts anew."""
+    """Generations strictly rise, and each is written once. Whoever begins beside a store that has lost its data counts anew,
+    but with nobody, itself among them, whose workers are in a later gang.
+    """
     newest = shown = 0
+    runs: dict[str, int] = {}  # in which generation each node's workers are (simulated)
     for fact in case.history:
-        if isinstance(fact, Struck) and fact.kind == "store_wiped":
-            shown = 0
+        if isinstance(fact, Began):
+            runs[fact.node] = fact.generation
+        elif isinstance(fact, Died | Halted):
+            runs.pop(fact.node, None)
+        elif isinstance(fact, Left):
+            runs.pop(node_of(fact.member), None)
+        elif isinstance(fact, Struck):
+            shown = 0 if fact.kind == "store_wiped" else shown
+            for node in fact.nodes if fact.kind in (*DEADLY, "kill_agent") else ():
+                runs.pop(node, None)
         elif isinstance(fact, Planned):
             number = fact.plan.generation
             if number not in (newest + 1, shown + 1) and not (fact.plan.again and number > newest):
                 yield fact.at, f"generation {number} was written after {newest}"
+            if number <= newest:
+                here = (node_of(fact.by), *fact.plan.seated)
+                yield from (
+                    (fact.at, f"generation {number} was written beside workers of {node} in generation {runs[node]}")
+                    for node in here
+                    if runs.get(node, 0) > number
+                )
             newest, shown = max(newest, number), number
 
 
@@ -721,12 +739,13 @@ def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
 TOLD_S = 0.3  # the longest from when a version is sealed until the last worker has told it
 
 
-def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
+def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:  # noqa: C901 - a table of facts
     """While each shard has a living copy among them, a gang goes on from the newest version that was sealed.
 
     Real workers tell one after the other that a version is sealed, and some time after it is: what was lost meanwhile may have
-    held it. What a gang seals after a later one has formed is of a branch that was left (found by seed 46000054: one that was
-    cut from the store alone trained on).
+    held it. What a gang seals after a later one has formed is of a branch that was left, where any of it could not know that
+    (found by seed 46000054: one that was cut from the store alone trained on). So is a gang that forms under an earlier number,
+    or under the same once more: by who began beside a store that had lost its data.
     """
     if case.scenario.shape.script_saves > 1:
         return  # what a script has not saved is lost with its processes
@@ -735,17 +754,29 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     lost: dict[str, float] = {}
     plans = {fact.plan.generation: fact.plan for fact in case.plans}
     gangs: dict[int, tuple[str, ...]] = {}
+    twice: set[int] = set()  # numbers that two gangs have had
+    deaf = _Deaf(case)
     for fact in case.rest:
+        if isinstance(fact, Struck | Eased):
+            deaf.see(fact)
         if isinstance(fact, Struck) and fact.kind in (*DEADLY, "lose_vault"):
             lost.update(dict.fromkeys(fact.nodes, fact.at))
         elif isinstance(fact, Left):
             lost[node_of(fact.member)] = fact.at
         elif isinstance(fact, Sealed):
-            if fact.version > newest and fact.generation == max(gangs, default=fact.generation):
+            # (Of what real workers tell late it is not known which was first.)
+            left = fact.generation < max(gangs) and (
+                fact.after is not None or deaf.among(gangs[fact.generation], fact.at)
+            )
+            if fact.version > newest and not left and fact.generation not in twice:
                 newest, ring = fact.version, gangs[fact.generation]
                 since = fact.at - TOLD_S if fact.after is None else min(fact.after, fact.at - TOLD_S)
                 lost = {node: at for node, at in lost.items() if at > since}
         elif isinstance(fact, Resumed):
+            if gangs.setdefault(fact.generation, fact.nodes) != fact.nodes:
+                twice.add(fact.generation)
+            if fact.generation in twice or fact.generation < max(gangs):
+                continue
             gangs[fact.generation] = fact.nodes
             missing = {node for node in ring if node in lost or node not in fact.nodes}
             reload = plans[fact.generation].rung is Rung.RELOAD
@@ -756,6 +787,24 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
                 )
             if fact.version != newest:  # else it lies as it was sealed, until the next is
                 newest, ring, lost = fact.version, fact.nodes, {}
+
+
+class _Deaf:
+    """Which nodes do not know what the store shows, or did not until a moment ago."""
+
+    def __init__(self, case: Case) -> None:
+        settings = case.scenario.shape.settings
+        self.store, self.own = _Trouble(), _Trouble()
+        self.after_s = settings.membership.lease_ttl_s + 2 * settings.retry_s + WATCH_S
+
+    def see(self, fact: Struck | Eased) -> None:
+        """A fault begins or ends."""
+        self.store.see(fact, (*SLOW, "store_compaction", "store_wiped", "store_set_back"))
+        self.own.see(fact, ("cut_store", "stale_view", "kill_daemon", "pause_daemon", "pause_node", "kill_agent"))
+
+    def among(self, nodes: Collection[str], at: float) -> bool:
+        """Is any of these one?"""
+        return self.store.felt(at, self.after_s) or not self.own.upon(at, self.after_s).isdisjoint(nodes)
 
 
 def _whole(ring: Sequence[str], missing: Collection[str], copies: int) -> bool:
@@ -806,7 +855,7 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s, afresh)
         later = [f for f in case.rest if fact.at < f.at <= fact.at + limit]
         seen = any(isinstance(f, Planned | Died) for f in later)
-        if any(plan.plan.phase is Phase.STOP for plan in case.plans if plan.at <= fact.at):
+        if next((plan.plan.phase is Phase.STOP for plan in reversed(case.plans) if plan.at <= fact.at), False):
             # Its node ends it with the others as the job ends (seed 47000520).
             seen = seen or any(isinstance(f, Halted) and f.node in fact.nodes for f in later)
         end = case.rest[-1].at

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chaos.case import Violation
 from chaos.checks import judge
-from chaos.history import Committed, Ended, Fact, History, Planned, Sealed
+from chaos.history import Committed, Ended, Fact, History, Sealed
 from chaos.scenario import Scenario
 from chaos.sim.cluster import Cluster
 from chaos.sim.nemesis import Nemesis
@@ -96,9 +96,11 @@ class Run:
         plan = self.cluster.store.shared.plan
         if plan is not None and plan.phase is Phase.STOP:
             # Who finds the end at its first look takes it for that of a run before, and waits for the next one.
-            ended_at = next((fact.at for fact in reversed(self.world.history) if isinstance(fact, Planned)), 0.0)
-            began = {name: node for name, node in sorted(self.cluster.nodes.items()) if node.looked_at < ended_at}
-            up = [name for name, node in began.items() if node.daemon_up]
+            up = [
+                name
+                for name, node in sorted(self.cluster.nodes.items())
+                if node.daemon_up and node.found != plan.generation
+            ]
             self._well_since = self._well_since if self._well_since is not None and not up else self.world.now
             return f"the job is over, and {', '.join(up)} have not left" if up else ""
         lacks = self._unfit()

@@ -57,7 +57,7 @@ ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 class Node:
     """A machine with one daemon, one agent, its workers, and its vault."""
 
-    def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:
+    def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:  # noqa: PLR0915 - all that a machine is
         self.cluster, self.world, self.name, self.slots = cluster, cluster.world, name, slots
         chance = self.world.chance("node " + name)
         self.chance = chance
@@ -87,7 +87,8 @@ class Node:
         self.second, self.steps = 0, 0
         self.orders: dict[str, list[float]] = {}  # when the newest order was given
         self.wants_up, self.mute_publish = True, False
-        self.looked_at, self.stands_in = inf, False  # when a daemon that began a life first saw the store
+        self.found: int | None = None  # the plan that a daemon which began a life was shown first; -1: it adopted workers
+        self.stands_in = False  # for a daemon that died
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.bits, self.step = "", 0  # (what its first warm process has found out)
@@ -184,7 +185,7 @@ class Node:
         self.inbox.clear()
         self.lease_sent = -inf
         self.wake_at = self.wake_due = inf
-        self.looked_at, self.stands_in = -inf if adopted else inf, again and not adopted
+        self.found, self.stands_in = -1 if adopted else None, again and not adopted
         self.world.note(Started(at=self.world.now, member=str(me), adopted=adopted))
         self.cluster.beats.changed(self.name)
         self.cluster.store.watch(me, self._seen(self.life), everyone=False)
@@ -296,8 +297,8 @@ class Node:
         def deliver(view: View) -> None:
             if life != self.life:
                 return
-            first, self.looked_at = self.looked_at == inf, min(self.looked_at, self.world.now)
-            plan = view.plan
+            first, plan = self.found is None, view.plan
+            self.found = view.generation if self.found is None else self.found
             if first and self.stands_in and plan is not None and plan.phase is Phase.STOP:
                 self._leave(plan.exit_code or 0, "it stands in for a daemon that died, which begins no job anew")
             else:
@@ -852,7 +853,11 @@ class Node:
             self.halted(under)
 
     def halted(self, generation: int) -> None:
-        """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of."""
+        """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of; of one
+        that had failed, that it has, until its next launch.
+        """
+        if self.work is Work.FAILED:
+            return
         generation = max(self.generation, generation)
         self.leave_gang()
         self._clear()

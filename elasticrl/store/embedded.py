@@ -183,7 +183,11 @@ class Embedded:
         return min(found, key=lambda process: process.born, default=None)
 
     def _read_off(self, pid: int) -> Process | None:
-        """This process, if it is this user's etcd on this folder's data, by its words; None for any other."""
+        """This process, if it is this user's etcd on this folder's data, by its words, by where it was started and by its
+        network; None for any other.
+
+        Found by reading: an etcd in a container may bear the same words, for a folder and a loopback of its own.
+        """
         process = Path(f"/proc/{pid}")
         try:
             words = [os.fsdecode(word) for word in (process / "cmdline").read_bytes().split(b"\0")]
@@ -191,6 +195,9 @@ class Embedded:
                 return None
             flags = dict(pairwise(words))
             if flags.get("--data-dir") != str(self.folder / "data"):
+                return None
+            ours, alike = Path("/proc/self/ns/net"), (process / "cwd").samefile(self.folder)
+            if not (alike and (process / "ns/net").samefile(ours)):
                 return None
             client, peer = (urlsplit(flags[f"--listen-{whose}-urls"]) for whose in ("client", "peer"))
             ports, born = (client.port, peer.port), started_at(pid)

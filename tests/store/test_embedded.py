@@ -206,6 +206,33 @@ async def test_the_etcd_of_another_folder_is_no_orphan_of_this_one(tmp_path: Pat
         assert await other.gone(10.0)
 
 
+@pytest.mark.parametrize("apart", ["", "its folder", "its network"])
+async def test_one_in_a_container_that_bears_the_same_words_is_no_orphan_of_this_folder(
+    tmp_path: Path, apart: str
+) -> None:
+    ours, elsewhere = tmp_path / "ours", tmp_path / "elsewhere"
+    ours.mkdir()
+    elsewhere.mkdir()
+    urls = [word for whose in ("client", "peer") for word in (f"--listen-{whose}-urls", "http://127.0.0.1:9")]
+    command = [sys.executable, "-c", "print(flush=True); input()", "--data-dir", str(ours / "data"), *urls]
+    if apart == "its network":
+        command = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), *command]
+    cwd = elsewhere if apart == "its folder" else ours
+    other = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert other.stdout
+    try:
+        if not await other.stdout.readline():
+            pytest.skip("this machine allows no network of one's own")
+        found = Embedded(folder=ours)._unrecorded()
+        assert (found.pid if found else None) == (None if apart else other.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            other.kill()
+        await other.wait()
+
+
 async def test_it_listens_on_the_loopback_only_and_its_folder_is_private(tmp_path: Path) -> None:
     embedded = Embedded(folder=tmp_path / "etcd")
     etcd = await embedded.ensure()

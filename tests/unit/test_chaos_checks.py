@@ -8,14 +8,29 @@ from core_kit import plan
 from chaos.case import Case
 from chaos.checks import (
     TOLD_S,
+    a_hang_is_ended,
     a_job_ends_for_a_reason,
     known,
     no_sealed_step_is_lost,
+    one_plan_per_generation,
     only_who_has_joined_commits,
     the_innocent_are_not_quarantined,
 )
 from chaos.demands import what_was_expected
-from chaos.history import Began, Committed, Confined, Died, Eased, Fact, Inspected, Planned, Resumed, Sealed, Struck
+from chaos.history import (
+    Began,
+    Committed,
+    Confined,
+    Died,
+    Eased,
+    Fact,
+    Halted,
+    Inspected,
+    Planned,
+    Resumed,
+    Sealed,
+    Struck,
+)
 from chaos.scenario import Expect, Scenario, Shape
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.model import Member, Phase, Rung
@@ -78,15 +93,30 @@ def test_what_a_gang_seals_after_a_later_one_has_formed_is_missed_by_nobody():
         )
         return Planned(at=at, plan=plan(generation, *nodes), by="n01/1", committed=0, paused_s=0.0), formed
 
-    def going_on(at: float) -> list[tuple[float, str]]:
+    def going_on(at: float, *nodes: str) -> list[tuple[float, str]]:
+        cut = Struck(at=1.0, number=0, kind="cut_store", nodes=nodes)
         history = (*resumed(0.0, 1, 0, "n00"), *resumed(5.0, 2, 0, "n01"), *resumed(12.0, 3, 20, *NODES))
-        history = tuple(sorted((*history, sealed(at)), key=lambda fact: fact.at))
+        history = tuple(sorted((*history, cut, sealed(at)), key=lambda fact: fact.at))
         return list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
 
-    assert not going_on(10.0)
-    assert not going_on(4.0), "n00 was not among those who went on"
+    assert not going_on(10.0, "n00")
+    assert going_on(10.0, "n01"), "it knew of the later one"
+    assert not going_on(4.0, "n00"), "n00 was not among those who went on"
     history = (*resumed(0.0, 1, 0, "n00"), sealed(4.0), *resumed(5.0, 2, 20, "n00", "n01"))
     assert list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=3)), history)))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_gang_of_who_began_beside_an_empty_store_hides_no_step_that_is_lost_afterwards(number: int):
+    def resumed(at: float, generation: int, version: int, *nodes: str) -> tuple[Fact, Fact]:
+        formed = Resumed(
+            at=at, generation=generation, version=version, digest="", source="", whole=-1, nodes=nodes, ranges=()
+        )
+        return Planned(at=at, plan=plan(generation, *nodes), by="n01/1", committed=0, paused_s=0.0), formed
+
+    gang = (*resumed(0.0, 3, 0, *NODES), replace(sealed(4.0), generation=3))
+    history = (*gang, *resumed(5.0, number, 0, "n03"), *resumed(9.0, 103, 20, *NODES))
+    assert list(no_sealed_step_is_lost(Case(Scenario(name="made up", shape=Shape(nodes=4)), history)))
 
 
 def test_a_plan_that_the_store_lost_before_anybody_could_see_it_was_never_written():
@@ -111,6 +141,49 @@ def test_a_plan_that_the_store_lost_before_anybody_could_see_it_was_never_writte
     assert twice(began, wiped(1.05)) == 2, "a worker was told of it"
     assert twice(wiped(1.05), plan=plan(2, *NODES)) == 2, "its number is not used again"
     assert twice(wiped(1.05), plan=replace(plan(1, *NODES), again=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("seated", "by", "between", "beside"),
+    [
+        (("n03",), "n03/1", (), ()),
+        (("n00", "n03"), "n03/1", (), ("n00",)),
+        (("n03",), "n01/1", (), ("n01",)),
+        (("n00", "n03"), "n03/1", (Died(at=9.0, node="n00", generation=9, step=4, cause="", own=True),), ()),
+        (("n00", "n03"), "n03/1", (Struck(at=9.0, number=1, kind="kill_agent", nodes=("n00",)),), ()),
+    ],
+)
+def test_a_row_of_plans_that_begins_anew_is_not_written_beside_workers_of_a_later_gang(seated, by, between, beside):
+    def written(at: float, generation: int, by: str, *names: str) -> Planned:
+        return Planned(at=at, plan=plan(generation, *names), by=by, committed=0, paused_s=0.0)
+
+    gang = [Began(at=1.0, node=node, generation=generation, fresh=True) for generation in range(1, 4) for node in NODES]
+    rows = [written(0.1 * generation, generation, "n00/1", *NODES) for generation in range(1, 4)]
+    wiped = Struck(at=10.0, number=0, kind="store_wiped", nodes=())
+    history = (*rows, *gang, *between, wiped, *(written(11.0 + n, n, by, *seated) for n in range(1, 3)))
+    said = [what for _, what in one_plan_per_generation(Case(Scenario(name="made up", shape=Shape(nodes=4)), history))]
+    expected = [
+        f"generation {n} was written beside workers of {node} in generation 3" for n in (1, 2) for node in beside
+    ]
+    assert said == expected
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_hang_in_a_job_that_was_begun_again_is_none_of_the_stop_before(again: bool):
+    end = replace(plan(2, *NODES), phase=Phase.STOP, exit_code=75)
+    settings = Settings(lanes=6)
+    resumed = Resumed(at=3.0, generation=3, version=0, digest="", source="", whole=-1, nodes=NODES, ranges=())
+    history = [
+        Planned(at=1.0, plan=end, by="n00/1", committed=0, paused_s=0.0),
+        *((Planned(at=2.0, plan=plan(3, *NODES), by="n00/1", committed=0, paused_s=0.0), resumed) if again else ()),
+        Struck(at=5.0, number=0, kind="hang_worker", nodes=("n01",)),
+        Halted(at=6.0, node="n01", generation=3, under=2),
+        Eased(at=1000.0, number=0, kind=""),
+    ]
+    assert (
+        bool(list(a_hang_is_ended(Case(Scenario(name="made up", shape=Shape(nodes=3, settings=settings)), history))))
+        is again
+    )
 
 
 def stopped(*deaths: Died, between: tuple[Fact, ...] = ()) -> list[tuple[float, str]]:

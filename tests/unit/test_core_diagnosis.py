@@ -12,12 +12,15 @@ from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Found, Probed, Say, Tick, Workers
 from elasticrl.contract.evidence import OURS, Evidence, Kind, Sign, mistaken, of_exit, of_stall
-from elasticrl.contract.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
-from elasticrl.contract.pairs import Result
+from elasticrl.contract.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, View, Work
+from elasticrl.contract.pairs import Result, turns
 from elasticrl.contract.settings import Health, Membership, Settings
-from elasticrl.contract.verdict import Confidence, Fault
+from elasticrl.contract.verdict import Confidence, Fault, Verdict
 from elasticrl.core.judge.judge import judge
+from elasticrl.core.lead.probing import _retesting
+from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node import dossier
+from elasticrl.core.node.state import Lead
 from elasticrl.core.node.suspect import probe_links
 from elasticrl.core.step import step
 
@@ -786,26 +789,58 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     assert "health.quarantine_share" in kept.reason
 
 
+def lossy(found: dict[str, tuple[Result, ...]]) -> dict[str, tuple[Result, ...]]:
+    """Large packets from n02 to n01 vanish."""
+    return found | {"n02": tuple(replace(r, mtu=9000, largest=1400) if r.peer == "n01" else r for r in found["n02"])}
+
+
+def retests(*causes: Cause) -> tuple[Life, Plan]:
+    """A leader that has all ways of the nodes tested again that would be put out, and its plan for that."""
+    life = leader({"network": "quarantine"}, health=Health(quarantine_share=1.0))
+    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=1)))
+    return life, probed(life, 3.0, 2, lossy(results()), **({"causes": causes} if causes else {}))
+
+
 @pytest.mark.parametrize("still", [True, False])
 def test_where_one_way_of_a_node_fails_and_another_passes_both_are_tested_again_before_anybody_is_put_out(
     still: bool,
 ) -> None:
     """Found by simulation: large frames were lost no more as half of the nodes had tested, and innocents were put out."""
-
-    def lossy(found: dict[str, tuple[Result, ...]]) -> dict[str, tuple[Result, ...]]:
-        return found | {
-            "n02": tuple(replace(r, mtu=9000, largest=1400) if r.peer == "n01" else r for r in found["n02"])
-        }
-
-    life = leader({"network": "quarantine"}, health=Health(quarantine_share=1.0))
-    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=1)))
-    again = probed(life, 3.0, 2, lossy(results()))
+    life, again = retests()
     assert (again.phase, again.kinds) == (Phase.PROBE, ("retested",))
     assert set(again.pairs) == {("n00", "n01"), ("n00", "n02"), ("n01", "n02")}, "all ways of those that would go"
     found = lossy(results()) if still else results()
     written = probed(life, 6.0, 3, found, pairs=again.pairs, causes=again.causes)
     assert written.phase is Phase.TRAIN, "once"
     assert [seat.member.node for seat in written.seats] == (["n00"] if still else list(NODES))
+
+
+def test_what_was_found_before_a_way_was_tested_again_counts_no_more_where_one_end_has_not_got_to_that() -> None:
+    life, again = retests()
+    found = results()
+    found["n02"] = tuple(result for result in found["n02"] if result.peer != "n01")
+    written = probed(life, 6.0, 3, found, pairs=again.pairs, causes=again.causes)
+    assert (written.phase, [seat.member.node for seat in written.seats]) == (Phase.TRAIN, list(NODES))
+
+
+def test_what_is_tested_again_is_still_what_did_not_form() -> None:
+    unformed = Cause(why=Why.UNFORMED, setting="recovery.restart")
+    life, again = retests(unformed)
+    assert again.kinds == ("retested", "unformed")
+    written = probed(life, 6.0, 3, results(), pairs=again.pairs, causes=again.causes)
+    assert written.strike is not None
+    assert written.strike.cause == unformed, "else it would count as the first stall"
+
+
+def test_what_is_tested_again_is_tested_turn_by_turn() -> None:
+    names = [f"n{i:02d}" for i in range(8)]
+    asked = plan(2, *names, phase=Phase.PROBE)
+    scene = Scene(Settings(), View(), asked, Lead(since=0.0), member("n00"), 1.0)
+    ill = Verdict(fault=Fault.NETWORK, nodes=tuple(names), cause="large packets vanish")
+    again = _retesting(scene, ill)
+    assert again is not None
+    assert again.pairs == tuple(pair for turn in turns(again.pairs) for pair in turn)
+    assert len({node for pair in again.pairs[:4] for node in pair}) == 8, "all are at work at once"
 
 
 def test_what_a_probe_has_found_is_among_the_leaders_facts_when_its_incident_is_judged_again() -> None:

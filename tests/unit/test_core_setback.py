@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import Life, leads, record, trains
+from core_kit import SETTINGS, Life, leads, record, trains
 
 from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
@@ -179,6 +179,51 @@ def test_workers_whose_plan_nobody_knows_are_held_above_it_and_no_first_plan_is_
     assert [(str(seat.member), seat.born) for seat in held.seats] == [("n00/1", 7), ("n01/1", 8)]
     assert held.says(Why.STORE_LOST)
     assert proposed(life) is None
+
+
+def test_a_leader_without_workers_writes_no_first_plan_over_those_who_train():
+    life = Life("n02/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, warm=True, endpoint="n02:29500"))
+    trains_on = [record(name, work=Work.TRAINING, generation=9, born=7, bits="y") for name in ("n00", "n01")]
+    late = record("n03", work=Work.PARKED, generation=8, born=7, bits="y")
+    shown = {"leader": life.state.me, "leader_revision": 3, "quarantines": {}}
+    life.seen(1.1, "an empty store", records={r.member.node: r for r in (*trains_on, late)}, **shown)
+    last = life.state.lead.since + 2 * life.state.settings.membership.lease_ttl_s
+    for now in (2.0, 3.0, last - 0.1):
+        life.leased(now)
+        life.at(now, Tick(now=0))
+    assert (restored(life), proposed(life)) == (None, None), "somebody may know it"
+    life.at(last, Tick(now=0))
+    held = restored(life).plan
+    assert (held.generation, held.phase, restored(life).if_plan) == (9 + AHEAD, Phase.HOLD, 0)
+    assert [(str(seat.member), seat.born) for seat in held.seats] == [("n00/1", 7), ("n01/1", 7)]
+    assert held.bits == "y", "the job's, not this node's"
+
+
+def test_a_leader_whose_own_record_is_stale_keeps_its_seat():
+    life = Life("n00/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=7, warm=True, step=12))
+    stale = record("n00", work=Work.TRAINING, generation=8, born=7)
+    shown = {"leader": life.state.me, "leader_revision": 3, "quarantines": {}, "own": stale}
+    life.seen(1.1, "an empty store", records={"n00": stale}, **shown)
+    due = life.state.lead.since + 2 * life.state.settings.membership.lease_ttl_s
+    life.leased(due - 1.0)
+    life.at(due, Tick(now=0))
+    assert [(str(seat.member), seat.born) for seat in restored(life).plan.seats] == [("n00/1", 7)]
+
+
+def test_members_without_a_record_have_their_time_to_come_back_before_nobody_knows_the_plan():
+    slow = replace(SETTINGS, membership=replace(SETTINGS.membership, rejoin_s=60.0))
+    life = Life("n00/1", slow)
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=7, warm=True, step=12))
+    life.seen(1.1, "an empty store", leader=life.state.me, leader_revision=3, records={}, quarantines={})
+    for now in (59.0, 61.5):
+        life.leased(now)
+        life.at(now, Tick(now=0))
+        assert (restored(life) is None) is (now < 61.0)
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -92,7 +92,7 @@ def _ends_to_save(scene: Scene) -> Move | None:
     plan, due = scene.plan, scene.lead.formation.planned_at + 2 * scene.settings.recovery.drain_s
     if plan is None or plan.phase is not Phase.HOLD or not plan.saves or scene.now >= due:
         return None
-    ended = all(record.work is Work.NONE for record in filter(None, map(scene.record_of, plan.seats)))
+    ended = all(r.work in (Work.NONE, Work.FAILED) for r in filter(None, map(scene.record_of, plan.seats)))
     if ended and not (scene.behind and _commit_comes(scene, plan.seats[0])):
         return None
     return Move(wake_at=due, why=f"{_stopped(scene)}; saving before the workers end")

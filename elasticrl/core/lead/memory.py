@@ -177,11 +177,14 @@ def _eased(scene: Scene) -> frozenset[str]:
 def _probes(scene: Scene) -> Probes:
     plan, last, before = scene.plan, scene.lead.probes, scene.lead.formation
     probed = scene.new_plan and before.gang != before.generation
-    earlier = (*last.earlier, *last.results) if plan and plan.pairs else ()  # what is newer counts
+    earlier = (*last.earlier, *last.results) if plan and plan.pairs else ()
+    # What is tested anew is as the new test says, also where an end of it has not got to that.
+    again = {frozenset(pair) for pair in plan.pairs} if plan else set()
+    earlier = tuple(r for r in earlier if frozenset((r.node, r.peer)) not in again) if scene.new_plan else last.earlier
     since = scene.now if probed else min(last.backend_since, scene.now)
     return Probes(
         results=results_of(scene) if plan and plan.phase is Phase.PROBE else (),
-        earlier=earlier if scene.new_plan else last.earlier,
+        earlier=earlier,
         measured="" if scene.new_plan else last.measured or measured(plan, scene),
         backend_since=since if plan and plan.backend else inf,
     )

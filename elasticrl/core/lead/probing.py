@@ -11,7 +11,7 @@ from elasticrl.base.pauses import doubled
 from elasticrl.contract.cause import Cause, Why, found
 from elasticrl.contract.evidence import Evidence, Sign
 from elasticrl.contract.model import Phase, Plan, Rung
-from elasticrl.contract.pairs import Result, confirm, findings
+from elasticrl.contract.pairs import Result, confirm, findings, turns
 from elasticrl.contract.partition import Pair
 from elasticrl.contract.verdict import Fault, Known, Verdict
 from elasticrl.core.judge.judge import judge
@@ -97,8 +97,7 @@ def probing(scene: Scene) -> Move | None:
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
-    unformed = next((cause for cause in plan.causes if cause.why is Why.UNFORMED), None)
-    strike = strike_of(plan.strike, unformed or Cause(why=Why.STALLED), scene.newest)
+    strike = strike_of(plan.strike, next(iter(_unformed(plan)), Cause(why=Why.STALLED)), scene.newest)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     reached = Cause(why=Why.ALL_REACHED, said=done.milder if done is not None and done.capped else "")
     causes = (reached, *known(verdict), Cause(why=Why.AFRESH))
@@ -207,7 +206,9 @@ def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
     pairs = tuple(pair for pair in confirm(names, results) if frozenset(pair) not in tested)
     if not pairs:
         return None
-    return scene.write(Phase.PROBE, scene.kept, Cause(why=Why.PIECES), strike=plan.strike, pairs=pairs)
+    return scene.write(
+        Phase.PROBE, scene.kept, Cause(why=Why.PIECES), *_unformed(plan), strike=plan.strike, pairs=pairs
+    )
 
 
 def _retesting(scene: Scene, verdict: Verdict) -> Plan | None:
@@ -220,6 +221,12 @@ def _retesting(scene: Scene, verdict: Verdict) -> Plan | None:
     if plan is None or proven(verdict) or plan.says(Why.RETESTED):
         return None
     named = frozenset(verdict.nodes)
-    pairs = tuple(pair for pair in (*probe_links(plan), *plan.pairs) if not named.isdisjoint(pair))
+    pairs = (pair for pair in (*probe_links(plan), *plan.pairs) if not named.isdisjoint(pair))
+    in_turn = tuple(pair for turn in turns(pairs) for pair in turn)  # else the last node waits for all others
     cause = Cause(why=Why.RETESTED, nodes=verdict.nodes)
-    return scene.write(Phase.PROBE, scene.kept, cause, strike=plan.strike, pairs=pairs)
+    return scene.write(Phase.PROBE, scene.kept, cause, *_unformed(plan), strike=plan.strike, pairs=in_turn)
+
+
+def _unformed(plan: Plan) -> tuple[Cause, ...]:
+    """That a gang could not form, where that is what its nodes are probed for: that is counted otherwise than a stall."""
+    return tuple(cause for cause in plan.causes if cause.why is Why.UNFORMED)

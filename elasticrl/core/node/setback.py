@@ -5,13 +5,14 @@ and one of them writes it again, under a generation above all that anybody can h
 whoever began beside the empty store, follows it as any new plan.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Restore
-from elasticrl.contract.model import Phase, Plan, Rung, Seat, View
+from elasticrl.contract.model import Phase, Plan, Record, Rung, Seat, View
 from elasticrl.core.node.adopt import AHEAD
-from elasticrl.core.node.follow import ALIVE, alive, plan_of, workers_of
+from elasticrl.core.node.follow import ALIVE, alive, plan_of, record_of, workers_of
 from elasticrl.core.node.state import State, Wish
 
 
@@ -44,31 +45,52 @@ def behind(state: State) -> bool:
 
 
 def outrun(state: State, now: float) -> Wish | None:
-    """What a leader does whose own workers were told of a newer plan than the store shows: nothing, as somebody is about to
-    write that again; where nobody knows it any more, it writes the store's again, above both. None: they were not.
+    """What a leader does where workers were told of a newer plan than the store shows: nothing, as somebody is about to write
+    that again; where nobody knows it any more, it writes the store's again, above both. None: they were not.
 
     Found with no deputies, by a leader that started in the moment of a setback. Where the store shows no plan at all, the
-    seats of those whose workers run are what is left of it: the only node of a job wrote a first plan once more.
+    seats of those whose workers run are what is left of it: the only node of a job wrote a first plan once more. So did a
+    newcomer that led, over the gang that trained beside it: found by reading.
     """
-    plan, workers = plan_of(state), workers_of(state)
-    shown = plan.generation if plan else 0
-    if state.lead is None or not alive(workers) or workers.generation <= shown:
+    if state.lead is None:
         return None
-    due = state.lead.since + 2 * state.settings.membership.lease_ttl_s
-    return Wish((_written_again(state, plan or _left(state)),)) if now >= due else Wish(wake_at=due)
+    plan, newest = plan_of(state), _newest_told(state, now)
+    if newest <= state.view.generation:
+        return None
+    membership = state.settings.membership
+    due = state.lead.since + max(2 * membership.lease_ttl_s, membership.rejoin_s)
+    return Wish((_written_again(state, plan or _left(state, newest, now)),)) if now >= due else Wish(wake_at=due)
 
 
-def _left(state: State) -> Plan:
-    """What running workers tell of a plan that nobody knows: they are to wait for the next one, and to go on in it."""
+def _newest_told(state: State, now: float) -> int:
+    """The newest generation that living workers were told of: this node's own; where it knows no plan, those of all."""
     workers = workers_of(state)
-    told = sorted((state.view.records or {}).items())
+    if plan_of(state) is not None:
+        return workers.generation if alive(workers) else 0
+    return max((r.generation for r in _records(state, now).values() if r.work in ALIVE), default=0)
+
+
+def _records(state: State, now: float) -> Mapping[str, Record]:
+    """What all say of themselves; of this node what is so now, as its own record may not be there yet, or be stale."""
+    return {**(state.view.records or {}), state.me.node: record_of(state, now)}
+
+
+def _left(state: State, newest: int, now: float) -> Plan:
+    """What running workers tell of a plan that nobody knows: they are to wait for the next one, and to go on in it."""
+    told = [r for _, r in sorted(_records(state, now).items()) if r.work in ALIVE and r.generation == newest]
     seats = tuple(
         Seat(member=r.member, born=r.born, slots=r.slots, beat=r.beat, echo=r.echo, vault=r.vault, probe=r.probe)
-        for _, r in told
-        if r.work in ALIVE and r.generation == workers.generation
+        for r in told
     )
-    lanes, team, bits = state.settings.lanes, state.settings.team, workers.bits or state.card.bits
-    return Plan(generation=workers.generation, phase=Phase.HOLD, seats=seats, lanes=lanes, team=team, bits=bits)
+    bits = next((r.bits for r in told if r.bits), "")
+    return Plan(
+        generation=newest,
+        phase=Phase.HOLD,
+        seats=seats,
+        lanes=state.settings.lanes,
+        team=state.settings.team,
+        bits=bits,
+    )
 
 
 def heal(state: State, now: float, after_s: float) -> Wish:
