@@ -87,7 +87,8 @@ class Node:
         self.second, self.steps = 0, 0
         self.orders: dict[str, list[float]] = {}  # when the newest order was given
         self.wants_up, self.mute_publish = True, False
-        self.found: int | None = None  # the plan that a daemon which began a life was shown first; -1: it adopted workers
+        # The plan that a daemon which began a life was shown first; -1: it adopted workers.
+        self.found: int | None = None
         self.stands_in = False  # for a daemon that died
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
