@@ -87,6 +87,7 @@ MUTANTS: Final = (
     _m("a job is finished when its last step is committed", "core.lead.intents", "if scene.view.committed < scene.settings.steps:", "if False:", "all-steps-made"),
     _m("a job that is done waits for nobody who would join", "core.lead.intents", "for seat in plan.seats if not plan.grows or seat.born < plan.generation}", "for seat in plan.seats}", "a-gang-is-done-beside-who-would-join-and-saves-end-late"),
     _m("a leader whose own workers trained in a gang knows that it has grown", "core.lead.scene", "if self.formed == self.plan.generation:", "if False:", "one-of-two-newcomers-fails-as-their-gang-has-formed"),
+    _m("so was who has failed with a newer state than the disk's", "core.lead.scene", "if any(r.step > self.plan.resume for r in self.doing[Work.FAILED]", "if any(False for r in self.doing[Work.FAILED]", "a-leader-in-a-new-life-knows-of-a-newcomer-that-has-failed"),
     _m("who has left a larger gang was there", "core.lead.scene", "if any(record.born < plan.generation for record in left):", "if False:", "a-leader-in-a-new-life-knows-that-a-gang-had-grown"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.custody.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
