@@ -462,15 +462,15 @@ class Scene:
         been through a collective with everybody; that stays true whoever is lost afterwards.
 
         Found by simulation: a gang formed, and a worker failed at once. The leader had seen no record that told of the gang,
-        though its own workers had trained in it, and left all newcomers behind. Found by reading: a leader in its next life did so
-        to one that had failed by then.
+        though its own workers had trained in it, and left all newcomers behind. Found by reading: a leader in its next life did
+        so to one that had failed by then.
         """
         if self.plan is None or not self.plan.grows or self.lead.formation.grown == self.plan.generation:
             return True
-        if self.formed == self.plan.generation:
+        # A newcomer that was given state which is newer than the disk's had met all others by then.
+        new = (r for r in self.doing[Work.FAILED] if self.plan.seat_of[r.member].born == r.generation)
+        if self.formed == self.plan.generation or any(r.step > self.plan.resume for r in new):
             return True
-        if any(r.step > self.plan.resume for r in self.doing[Work.FAILED] if self.plan.seat_of[r.member].born == r.generation):
-            return True  # a newcomer has been given state that is newer than the disk's: all had met by then
         return bool(self.doing[Work.TRAINING] or self.doing[Work.STALLED]) or self.sealed_here
 
     @cached_property
