@@ -8,7 +8,7 @@ from core_kit import SETTINGS, Life, leads, record, trains
 from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
-from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, View, Work
+from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, Verb, View, Work
 from elasticrl.core.node.adopt import AHEAD
 from elasticrl.core.node.setback import better
 
@@ -224,6 +224,27 @@ def test_members_without_a_record_have_their_time_to_come_back_before_nobody_kno
         life.leased(now)
         life.at(now, Tick(now=0))
         assert (restored(life) is None) is (now < 61.0)
+
+
+def test_who_leaves_alone_beside_an_empty_store_with_workers_that_go_on_leaves_in_its_time():
+    life = Life("n00/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=7, warm=True, step=12))
+    life.seen(
+        1.1, "an empty store, where somebody else leads", leader=Member(node="n01", incarnation=1), leader_revision=3
+    )
+    life.at(2.0, events.Asked(now=2.0, verb=Verb.DRAIN))
+    due = 2.0 + life.state.settings.recovery.drain_s
+    life.leased(due - 1.0)
+    assert left(life) is None, "somebody may know what it is to leave"
+    woken = life.at(due - 0.5, Tick(now=0)).wake_at
+    assert woken <= due
+    life.at(due, Tick(now=0))
+    assert left(life) is not None
+
+
+def left(life):
+    return next((action for action, _ in life.state.sent.values() if isinstance(action, events.Leave)), None)
 
 
 @pytest.mark.parametrize("same", [True, False])
