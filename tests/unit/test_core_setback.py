@@ -107,6 +107,15 @@ def test_what_operators_ask_of_an_emptied_store_is_what_they_want():
     assert (restored(life).intent, restored(life).if_intent) == (Intent.RUN, 2)
 
 
+def test_what_operators_ask_of_an_emptied_store_outlives_its_next_loss():
+    life = training()
+    life.seen(3.6, "resume", intent=Intent.RUN, intent_generation=3, intent_revision=45)
+    lost(life, 4.0, intent=Intent.PAUSE, intent_revision=2)
+    assert (restored(life).intent, restored(life).intent_generation) == (Intent.PAUSE, 3)
+    lost(life, 4.2)
+    assert life.state.view.intent is Intent.PAUSE
+
+
 def test_what_operators_ask_of_a_store_that_was_set_back_is_what_they_want():
     life = training()
     older = replace(life.view.plan, generation=2)
