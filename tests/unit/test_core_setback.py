@@ -9,8 +9,10 @@ from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
 from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, Verb, View, Work
+from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node.adopt import AHEAD
 from elasticrl.core.node.setback import better
+from elasticrl.core.node.state import Lead
 
 
 def training(member="n00/1"):
@@ -250,6 +252,13 @@ def test_who_leaves_alone_beside_an_empty_store_with_workers_that_go_on_leaves_i
     assert woken <= due
     life.at(due, Tick(now=0))
     assert left(life) is not None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_stop_is_not_answered_before_anybody_is_known_to_be_there(there):
+    view = View(intent=Intent.STOP, intent_revision=5, records={"n00": record("n00", since=9)} if there else {})
+    scene = Scene(SETTINGS, view, None, Lead(since=0.0), Member(node="n00", incarnation=1), 1.0)
+    assert scene.stop_answered is there
 
 
 def left(life):

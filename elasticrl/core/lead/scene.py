@@ -135,7 +135,8 @@ class Scene:
         Found under Slurm: it killed a job that was being stopped, queued it again, and the new run obeyed: one node ended with
         75, and those that began later waited for it.
         """
-        return self.view.intent is Intent.STOP and all(self.older(record.since) for record in self.records.values())
+        here = [record.since for record in self.records.values()]
+        return self.view.intent is Intent.STOP and bool(here) and all(map(self.older, here))
 
     def older(self, since: int) -> bool:
         """Was what is wanted of the job wanted before that revision?"""
