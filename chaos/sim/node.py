@@ -769,6 +769,7 @@ class Node:
         self._clear()
         self.warm = False
         self.work, self.generation, self.born = Work.JOINING, plan.generation, plan.generation
+        self.step = min(self.step, plan.resume)  # what its workers before have made is none of these
         self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=True))
         self.phase = LOADING
         if self.cluster.script:

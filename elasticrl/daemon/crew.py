@@ -87,12 +87,12 @@ class Crew:
         agent is to stop, or was and has ended since; that it is gone, or why there is none.
         """
         self.me, self._ears, report = me, ears, self.report
-        if self._leaves:
-            self._drain()
         if report is not None:
             ears.post(self._event(report))
         elif self._told.now:
             ears.post(replace(self._told, now=time.monotonic()))
+        if self._leaves:  # who leaves without workers goes at once, so it is known first whether there are any
+            self._drain()
         ears.reported(report)
 
     def _post(self, event: Event) -> None:

@@ -231,6 +231,7 @@ def test_an_agent_that_was_told_to_end_before_its_node_is_known_is_not_forgotten
 
     told = asyncio.run(run())
     assert [event.verb for event in told if isinstance(event, Asked)] == [Verb.DRAIN]
+    assert [type(event) for event in told][:2] == [Workers, Asked], "who leaves without workers goes at once"
 
 
 def test_an_agent_that_was_started_after_one_was_told_to_end_takes_that_back(folder: Path) -> None:

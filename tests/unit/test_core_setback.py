@@ -8,9 +8,11 @@ from core_kit import SETTINGS, Life, leads, record, trains
 from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
-from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, View, Work
+from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, Verb, View, Work
+from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node.adopt import AHEAD
 from elasticrl.core.node.setback import better
+from elasticrl.core.node.state import Lead
 
 
 def training(member="n00/1"):
@@ -105,6 +107,15 @@ def test_what_operators_ask_of_an_emptied_store_is_what_they_want():
     life.seen(3.6, "pause", intent=Intent.PAUSE, intent_generation=3, intent_revision=45)
     lost(life, 4.0, intent=Intent.RUN, intent_revision=2)
     assert (restored(life).intent, restored(life).if_intent) == (Intent.RUN, 2)
+
+
+def test_what_operators_ask_of_an_emptied_store_outlives_its_next_loss():
+    life = training()
+    life.seen(3.6, "resume", intent=Intent.RUN, intent_generation=3, intent_revision=45)
+    lost(life, 4.0, intent=Intent.PAUSE, intent_revision=2)
+    assert (restored(life).intent, restored(life).intent_generation) == (Intent.PAUSE, 3)
+    lost(life, 4.2)
+    assert life.state.view.intent is Intent.PAUSE
 
 
 def test_what_operators_ask_of_a_store_that_was_set_back_is_what_they_want():
@@ -224,6 +235,34 @@ def test_members_without_a_record_have_their_time_to_come_back_before_nobody_kno
         life.leased(now)
         life.at(now, Tick(now=0))
         assert (restored(life) is None) is (now < 61.0)
+
+
+def test_who_leaves_alone_beside_an_empty_store_with_workers_that_go_on_leaves_in_its_time():
+    life = Life("n00/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=7, warm=True, step=12))
+    life.seen(
+        1.1, "an empty store, where somebody else leads", leader=Member(node="n01", incarnation=1), leader_revision=3
+    )
+    life.at(2.0, events.Asked(now=2.0, verb=Verb.DRAIN))
+    due = 2.0 + life.state.settings.recovery.drain_s
+    life.leased(due - 1.0)
+    assert left(life) is None, "somebody may know what it is to leave"
+    woken = life.at(due - 0.5, Tick(now=0)).wake_at
+    assert woken <= due
+    life.at(due, Tick(now=0))
+    assert left(life) is not None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_stop_is_not_answered_before_anybody_is_known_to_be_there(there):
+    view = View(intent=Intent.STOP, intent_revision=5, records={"n00": record("n00", since=9)} if there else {})
+    scene = Scene(SETTINGS, view, None, Lead(since=0.0), Member(node="n00", incarnation=1), 1.0)
+    assert scene.stop_answered is there
+
+
+def left(life):
+    return next((action for action, _ in life.state.sent.values() if isinstance(action, events.Leave)), None)
 
 
 @pytest.mark.parametrize("same", [True, False])

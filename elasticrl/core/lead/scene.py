@@ -135,7 +135,8 @@ class Scene:
         Found under Slurm: it killed a job that was being stopped, queued it again, and the new run obeyed: one node ended with
         75, and those that began later waited for it.
         """
-        return self.view.intent is Intent.STOP and all(self.older(record.since) for record in self.records.values())
+        here = [record.since for record in self.records.values()]
+        return self.view.intent is Intent.STOP and bool(here) and all(map(self.older, here))
 
     def older(self, since: int) -> bool:
         """Was what is wanted of the job wanted before that revision?"""
@@ -462,11 +463,14 @@ class Scene:
         been through a collective with everybody; that stays true whoever is lost afterwards.
 
         Found by simulation: a gang formed, and a worker failed at once. The leader had seen no record that told of the gang,
-        though its own workers had trained in it, and left all newcomers behind.
+        though its own workers had trained in it, and left all newcomers behind. Found by reading: a leader in its next life did
+        so to one that had failed by then.
         """
         if self.plan is None or not self.plan.grows or self.lead.formation.grown == self.plan.generation:
             return True
-        if self.formed == self.plan.generation:
+        # A newcomer that was given state which is newer than the disk's had met all others by then.
+        new = (r for r in self.doing[Work.FAILED] if self.plan.seat_of[r.member].born == r.generation)
+        if self.formed == self.plan.generation or any(r.step > self.plan.resume for r in new):
             return True
         return bool(self.doing[Work.TRAINING] or self.doing[Work.STALLED]) or self.sealed_here
 

@@ -285,10 +285,11 @@ def _follow(
     state: State, plan: Plan | None, seat: Seat | None, workers: Workers, kill: tuple[Action, ...], now: float
 ) -> Wish:
     if plan is None:
-        if state.leaving and state.view.revision and not alive(workers):
-            # There is nothing that it could leave, as the store says.
+        # There is nothing to leave, as far as the store says; where workers know better, somebody has this long to say so too.
+        due = state.leaving_since + state.settings.recovery.drain_s if alive(workers) else -inf
+        if state.leaving and state.view.revision and now >= due:
             return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
-        return Wish(kill, reason="waiting for a first plan")
+        return Wish(kill, due if state.leaving and now < due else inf, reason="waiting for a first plan")
     if alive(workers) and workers.generation > plan.generation:
         # A daemon that began just now, beside workers that train on. Somebody knows their plan, and writes it again.
         newer = f"generation {workers.generation}, of which the store knows nothing (it shows {plan.generation})"

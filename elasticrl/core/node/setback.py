@@ -26,8 +26,11 @@ def better(known: View, view: View) -> View:
             view = replace(view, plan=plan, lost=True)
     if commit is not None and view.committed < commit.step:
         view = replace(view, commit=commit, lost=True)
-    if view.lost and view.intent_generation < known.intent_generation and not _asked_since(known, view):
-        view = replace(view, intent=known.intent, intent_generation=known.intent_generation, intent_by=known.intent_by)
+    if view.lost and view.intent_generation < known.intent_generation:
+        if not _asked_since(known, view):
+            view = replace(view, intent=known.intent, intent_by=known.intent_by)
+        # What was asked since is as new as what was known: else a second loss would forget it.
+        view = replace(view, intent_generation=known.intent_generation)
     return view
 
 
