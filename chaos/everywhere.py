@@ -21,7 +21,7 @@ from itertools import islice, pairwise
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from chaos.faults import KINDS, Fault
 from chaos.history import Asked, Committed, Left, Planned, Sealed, Struck
@@ -359,9 +359,18 @@ def every(wanted: Iterable[Unit], workers: int, minutes: float | None = None) ->
 
 def load(path: Path) -> dict[tuple[str, int], Covered]:
     """A file of results: the newest of each place."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = filter(None, map(_row, path.read_text().splitlines() if path.exists() else ()))
     found = (Covered(**row | {"failed": tuple((second, what) for second, what in row["failed"])}) for row in rows)
     return {(each.base, each.place): each for each in found}
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A line of results; None of one that whoever was killed had half written."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return row
 
 
 def _failed_once(each: Covered) -> bool:
@@ -421,10 +430,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.to and (args.fault or args.sample > 1):
         parser.error("--to keeps whole places: it goes with --base and --part, and without --fault and --sample")
     part, parts = map(int, args.part.split("/"))
+    if not 1 <= part <= parts:
+        parser.error(f"--part {args.part}: there is no such part; the first of {max(parts, 1)} is 1/{max(parts, 1)}")
     asked = units(islice(cases(args.base or BASES, args.fault), args.sample // 2, None, args.sample))[part - 1 :: parts]
     known = load(args.to) if args.to else {}
     found = {unit.key: known[unit.key] for unit in asked if unit.key in known}
     new = [unit for unit in asked if unit.key not in found or _failed_once(found[unit.key])]
+    if args.to and args.to.exists() and not args.to.read_text().endswith("\n"):
+        with args.to.open("a") as file:
+            print(file=file)  # what was half written stays a line of its own
     for each in every(new, args.workers, args.minutes):
         found[each.base, each.place] = each
         for second, what in each.failed:

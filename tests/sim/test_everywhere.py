@@ -154,6 +154,23 @@ def test_sittings_and_parts_make_a_whole(tmp_path, monkeypatch, capsys):
     assert f"{len(everywhere.load(file))} of {len(whole)} places covered" in capsys.readouterr().out
 
 
+def test_half_a_line_of_who_was_killed_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("chaos.everywhere.SECONDS", {})
+    file = tmp_path / "results"
+    file.write_text('{"base": "save", "pla')
+    arguments = ["--base", "save", "--to", str(file), "--workers", "1", "--minutes", "0"]
+    assert everywhere.load(file) == {}
+    main(arguments)
+    assert file.read_text().endswith("\n"), "else the next result is none either"
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4"])
+def test_a_part_that_there_is_not_is_refused(part, capsys):
+    with pytest.raises(SystemExit):
+        main(["--part", part])
+    assert "there is no such part" in capsys.readouterr().err
+
+
 def test_a_broken_guard_shows():
     unit = Unit(base="drain-needed", place=10, seconds=("store_compaction",))
     assert not cover(unit).failed
