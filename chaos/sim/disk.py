@@ -26,6 +26,7 @@ class Save:
     head: "Node"
     sources: "list[tuple[Node, int]]"  # whose vaults it is written from, and which life of each vault
     lineage: Lineage
+    born: int  # of the head's worker, who is told of its end
     torn: bool = False
     rotten: bool = False
 
@@ -56,7 +57,8 @@ class Disk:
             return
         self._number += 1
         manifest = f"step-{step:08d}-{self._number}"
-        save = Save(step, version, digest, manifest, seats[0], [(node, node.vault_life) for node in seats], lineage)
+        sources = [(node, node.vault_life) for node in seats]
+        save = Save(step, version, digest, manifest, seats[0], sources, lineage, seats[0].born)
         self.active.append(save)
         self.world.later(self.save_s * self.factor, self._end, save)
         self.cluster.reach(f"saving step {step}", seats[0])
@@ -77,11 +79,10 @@ class Disk:
         )
         if whole:
             self.saves[save.manifest] = save
-            if (
-                save.head.alive and save.step > save.head.saved
-            ):  # its worker tells of it, and of no save that outlives it
-                save.head.saved, save.head.manifest = save.step, save.manifest
-                save.head.tell()
+            head = save.head  # its worker tells of it, and of no save that outlives it
+            if head.alive and head.born == save.born and save.step > head.saved:
+                head.saved, head.manifest = save.step, save.manifest
+                head.tell()
         elif self.cluster.finished(save.version) and all(node.alive for node, _ in save.sources):
             self._begin(
                 [node for node, _ in save.sources], save.version, save.digest, save.lineage

@@ -193,7 +193,7 @@ class Nemesis:
                 node.stopped.add(last)
                 node.in_kernel = bool(fault.value)
                 self.cluster.watch_still(node, "reform", self.world.now)
-                return touched, node.stopped.clear
+                return touched, partial(self._continued, node)
             case "stray_worker":
                 node.hung.add(first)
                 node.strays = True
@@ -217,6 +217,10 @@ class Nemesis:
             case _:
                 return None
         return touched, None
+
+    def _continued(self, node: Node) -> None:
+        node.stopped.clear()
+        node.in_kernel = False
 
     def _inside(self, node: Node, returns_s: float) -> None:
         """Its server has answered. It takes so long until it is with the others."""
