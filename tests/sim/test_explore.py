@@ -151,7 +151,7 @@ def test_agents_and_gangs_do_what_the_simulators_do(seed: int) -> None:
                     node._halt(halt)
                     rules._halt(ours, i, halt)
                 case "train" if orders[i] == "launch":
-                    node._launch(large)
+                    node._launch(large, 0.0)
                     rules._launch(ours, i, small)
                 case "train":
                     node._reform(large)

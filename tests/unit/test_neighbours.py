@@ -210,7 +210,7 @@ def test_what_was_recorded_of_a_neighbour_is_nothing_new_when_it_has_left_the_ri
 def test_probing_names_who_does_not_answer() -> None:
     async def script() -> None:
         a, b = await End(A).open(), await End(B).open()
-        assert await a.it.probe({"b": b.it.address, "c": "127.0.0.1:9"}, within_s=0.2) == ("c",)
+        assert await a.it.probe({"b": b.it.address, "c": "127.0.0.1:9"}, within_s=patience(0.5)) == ("c",)
         await a.close()
         await b.close()
 
