@@ -892,7 +892,7 @@ class Rules:
 
     def _halted(self, turn: Turn, i: int, generation: int) -> None:
         node = turn.world.nodes[i]
-        if not node.agent:
+        if not node.agent or node.work is Work.FAILED:  # an agent tells of that until its next launch
             return
         if node.ends and node.ends != generation:
             return
