@@ -4,20 +4,22 @@ The one idea: a value is judged by the mean and the standard deviation of the la
 ranks know alike, and the past is a part of the job's state. So all ranks judge alike, on any number of workers, and a job that
 is taken up again judges as if it had never stopped.
 
-What was left out is a part of the past too. Without it a job that has come to a new level would be judged by the old one for
-ever, and the spread of what is applied, which never has a value beyond the edge, would only shrink.
+What was left out is a part of the past too, once for its step. Without it a job that has come to a new level would be judged by
+the old one for ever, and the spread of what is applied, which never has a value beyond the edge, would only shrink. If each
+of its updates were, what is bad would be usual by the time that it comes again in a later epoch of the same step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import fsum, isfinite, sqrt
+from math import fsum, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
+MOST = 1e150  # the sum of a window's squares is finite
 LEAST = 0.01  # of the mean: a value that has hardly moved until now may move by so much for each standard deviation
 
 
@@ -27,7 +29,8 @@ class Spiked(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What is a spike, and what is done about it. `losses` are looked at beside the norms: sums of the tally, each over `per`.
+    """What is a spike, and what is done about it. All ranks have the same. `losses` are looked at beside the norms: sums of the
+    tally, each over `per`, a number that all ranks know alike.
 
     Example: Guard(sigma=6.0, window=128, in_a_row=8, does="skip", losses=("value_loss",), per=4096.0)
     """
@@ -56,14 +59,15 @@ class Spike:
 
 @dataclass(slots=True)
 class Past:
-    """What was looked at in the last updates, also in those that were left out, the newest last. A part of the job's state.
+    """What was looked at in the last updates, the newest last; of a step's spikes only the first. A part of the job's state.
 
-    Example: Past(values={"actor_norm": [1.2, 1.41]}, row=1, step=7)
+    Example: Past(values={"actor_norm": [1.2, 1.41]}, row=1, step=7, spiked=7)
     """
 
     values: dict[str, list[float]] = field(default_factory=dict)
     row: int = 0  # steps of the spikes one after another until now; updates would count a bad one again in each epoch of a step
     step: int = -1  # the newest of these
+    spiked: int = -1  # the newest step with a spike, whatever has come since
 
     def spikes(self, now: Mapping[str, float], guard: Guard) -> tuple[Spike, ...]:
         """What has jumped. None as long as there is less than half a window to compare with."""
@@ -83,33 +87,38 @@ class Past:
         return self.row if step == self.step else self.row + 1
 
     def add(self, now: Mapping[str, float], guard: Guard, *, spiked: bool, step: int) -> None:
-        """An update of `step` is made, or left out. Where nothing could be looked at, it says nothing."""
+        """An update of `step` is made, or left out. Where nothing could be looked at, it says nothing. A row is of what was
+        left out: what was applied does not tell whether that helps.
+        """
+        again = spiked and step == self.spiked
         if spiked:
-            self.row, self.step = self.steps(step), step
+            self.row, self.step = (self.steps(step), step) if guard.does == "skip" else (0, -1)
+            self.spiked = step
         elif now:
             self.row, self.step = 0, -1
-        for name, value in now.items():
+        for name, value in () if again else now.items():
             self.values[name] = [*self.values.get(name, []), value][-guard.window :]
 
     def state_dict(self) -> dict[str, Any]:
-        """Example: {"values": {"actor_norm": [1.2, 1.41]}, "row": 1, "step": 7}"""
+        """Example: {"values": {"actor_norm": [1.2, 1.41]}, "row": 1, "step": 7, "spiked": 7}"""
         values = {name: list(values) for name, values in self.values.items()}
-        return {"values": values, "row": self.row, "step": self.step}
+        return {"values": values, "row": self.row, "step": self.step, "spiked": self.spiked}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """The reverse. A state of before there were guards has none."""
         self.values = {str(name): list(map(float, values)) for name, values in state.get("values", {}).items()}
         self.row, self.step = int(state.get("row", 0)), int(state.get("step", -1))
+        self.spiked = int(state.get("spiked", -1))
 
 
 def seen(found: Mapping[str, Reduced], guard: Guard) -> dict[str, float]:
     """What is looked at: each role's norm, and the losses that were tallied. Not what is 0, as where all samples of each group
-    are worth the same: many of these would make a spike of each update that learns something. Nor what is not finite.
+    are worth the same: many of these would make a spike of each update that learns something. Nor what has no finite square.
     """
     norms = {f"{name}_norm": reduced.norm for name, reduced in found.items()}
     sums = {name: value for reduced in found.values() for name, value in reduced.tally.sums.items()}
     losses = {name: sums[name] / guard.per for name in guard.losses if name in sums}
-    return {name: value for name, value in (norms | losses).items() if value and isfinite(value)}
+    return {name: value for name, value in (norms | losses).items() if value and abs(value) < MOST}
 
 
 def check(spikes: tuple[Spike, ...], past: Past, guard: Guard, *, step: int, update: int) -> None:

@@ -217,15 +217,15 @@ with elasticrl.runtime.join("job.yaml") as run:
             run.model(torch.ones(2) * (1000 if step == 5 else 0 if step == 3 else 1)).sum().backward()
             lane.done()
         done = run.update_all(guard=guard)
-        print("step", step, [spike.name for spike in done["model"].spikes], run.progress.past.row, flush=True)
+        print("step", step, [spike.name for spike in done["model"].spikes], run.progress.past.spiked, flush=True)
 """
 
 
 def test_a_script_that_wants_to_be_told_of_spikes_reads_of_them(tmp_path: Path):
     life = start(tmp_path, SPIKE)
     assert life.returncode == 0, life.stderr
-    assert "step 5 ['model_norm'] 1" in life.stdout
-    assert "step 6 [] 0" in life.stdout
+    assert "step 5 ['model_norm'] 5" in life.stdout
+    assert "step 6 [] 5" in life.stdout
     said = [line for line in (life.stdout + life.stderr).splitlines() if "is a spike, and is applied" in line]
     assert [line.partition("update ")[2].partition(",")[0] for line in said] == ["0 of step 5 is a spike"]
 

@@ -107,6 +107,25 @@ def test_spikes_in_so_many_steps_one_after_another_end_the_job_and_one_good_upda
     check(jumps, past, replace(GUARD, does="warn"), step=7, update=4)  # it is applied
 
 
+def test_what_is_bad_is_left_out_in_each_epoch_of_its_step():
+    guard = Guard(sigma=6.0, window=128, in_a_row=8, does="skip")
+    past, chance = Past(), Random(5)
+    made(past, (chance.gauss(1.0, 0.1) for _ in range(64)), guard)
+    for _epoch in range(4):
+        for norm in (1.0, 40.0, 1.05, 55.0):
+            jumps = past.spikes({"actor_norm": norm}, guard)
+            assert bool(jumps) == (norm > 2.0)
+            past.add({"actor_norm": norm}, guard, spiked=bool(jumps), step=64)
+    assert past.values["actor_norm"].count(40.0) == 1
+
+
+def test_a_row_is_of_what_was_left_out():
+    past, warns = past_of(USUAL), replace(GUARD, does="warn")
+    for step in range(1, 9):
+        past.add({"actor_norm": 10.0**step}, warns, spiked=True, step=step)
+    assert past.steps(9) == 1
+
+
 def test_stop_ends_the_job_at_the_first():
     stops, past = replace(GUARD, does="stop"), past_of(USUAL)
     check(past.spikes({"actor_norm": 1.0}, stops), past, stops, step=9, update=0)
@@ -126,7 +145,8 @@ def test_norms_of_all_roles_and_the_named_losses_are_looked_at_per_entry():
 def test_what_is_no_number_is_not_looked_at_nor_does_a_large_one_end_the_program():
     found = {"actor": Reduced(norm=float("nan"), tally=Tally({"value_loss": float("inf"), "loss": 0.0}))}
     assert seen(found, replace(GUARD, losses=("value_loss", "loss"))) == {}
-    assert not spiked(past_of([*USUAL, 1e200]), 2.0)
+    assert seen({"actor": Reduced(norm=1.2e154, tally=Tally())}, GUARD) == {}
+    assert not spiked(past_of([*USUAL, 9e149, 9e149]), 2.0)
 
 
 def test_a_job_that_is_taken_up_again_judges_by_the_same_bits():
