@@ -62,10 +62,10 @@ class Spike(Section):
     sigma: Positive = 6.0
     """Standard deviations above the mean of the last window updates. Less finds more."""
     window: Annotated[int, Ge(4), Le(4096)] = 128
-    """Updates that mean and standard deviation are of, with those that were skipped; half of them must be there. More forgets
-    slower. They are in each state that is kept."""
+    """Mean and standard deviation are of so many updates. Of the spikes of a step only the first is one of them. Nothing is a
+    spike until half of them were seen. More forgets slower. They are in each state that is kept."""
     in_a_row: Annotated[int, Ge(2)] = 8
-    """Spikes one after another in so many steps end the job with skip, as it does not come back. More waits longer."""
+    """With skip: spikes one after another in so many steps end the job. More waits longer."""
 
 
 class Ppo(Section):

@@ -116,9 +116,8 @@ class Ways:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
                 env={**inherited(os.environ), **self._desk.env},
             )  # fmt: skip
-        except (
-            OSError
-        ) as error:  # no memory, no process number: who waits for results is told at once that there are none
+        except OSError as error:
+            # No memory, or no process number: who waits for results is told at once that there are none.
             self._port.keep()
             self._tell(action, begun, (), f"the test's process cannot be started ({error.strerror or error})")
             return

@@ -24,5 +24,5 @@ def cut(vault: Vault, *what, **how) -> Source:
 
 
 def main() -> None:
-    Vault.gather = cut  # type: ignore[method-assign]
+    Vault.gather = cut  # type: ignore[method-assign] # this process is cut short there
     run_job.main()

@@ -176,4 +176,4 @@ def test_a_state_of_before_there_were_guards_has_no_past():
 @pytest.mark.parametrize("odd", [{"in_a_row": 1}, {"window": 5000}])  # a stop by another name; too much for each state
 def test_a_row_of_one_and_a_window_that_fills_states_are_refused(odd: dict[str, int]):
     with pytest.raises(ValidationError, match=next(iter(odd))):
-        Spike(does="skip", **odd)  # type: ignore[arg-type]
+        Spike(does="skip", **odd)  # type: ignore[arg-type] # all keys here are whole numbers
