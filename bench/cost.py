@@ -50,7 +50,7 @@ SITTINGS = (
     2  # who begins first is slower by some tenths of a percent for as long as both live, so each begins first once
 )
 TOLD_LATE = 1  # steps: under a daemon one is told when the next has sealed it
-STEPS = 10_000  # more than there is time for
+STEPS = 5_000  # more than there is time for, and few enough that the wait for them fits into a poll
 CHOICE = ("daemon", "daemon-each", "plain", "other")
 #: What another checkout is told to run: its own code, by our numbers.
 OTHER = """

@@ -10,7 +10,7 @@ from chaos.sim.beats import Beats
 from chaos.sim.disk import Disk
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
-from chaos.sim.store import LeaseGone, Store
+from chaos.sim.store import LeaseGone, Store, Waits
 from chaos.sim.world import Network, World
 from elasticrl.contract import events, orders
 from elasticrl.contract.events import Action
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MBPS, MTU = 1000.0, 1500  # of each way
+WAITS_S = 0.01  # until a request that waits in the store is looked at again
 OURS = json.dumps({"wire": WIRE})
 FOREIGN = json.dumps({"wire": f"not {WIRE}"})
 
@@ -168,6 +169,9 @@ class Cluster:
             return
         net, chance = self.net, self.world.chance("net " + name)
         result = self._apply(apply)
+        if isinstance(result, Waits):
+            self.world.later(WAITS_S, self._arrive, name, apply, answer, repeatable, commit)
+            return
         if net.repeat and repeatable:
             self.world.later(net.repeat * chance.random(), self._apply_again, apply)
         if self.late_commit and commit:

@@ -71,6 +71,13 @@ class Backup:
     leases: Mapping[int, Member] = field(default_factory=dict)
 
 
+class Waits:
+    """No answer yet: the request waits in the store."""
+
+
+WAITS = Waits()
+
+
 class Store:
     """All keys of one job."""
 
@@ -112,9 +119,14 @@ class Store:
         self._world.later(ttl_s + 0.2, self._expire, self._lease)
         return self._lease
 
-    def keepalive(self, lease: int) -> bool:
-        """Does the lease still hold, and from now on for its whole time?"""
+    def keepalive(self, lease: int) -> "bool | Waits":
+        """Does the lease still hold, and from now on for its whole time?
+
+        If it has run out and its keys have not gone yet, etcd answers when they have, and renews nothing.
+        """
         held = self.leases.get(lease)
+        if held and self._world.now >= held.until:
+            return WAITS
         if held:
             held.until = self._world.now + held.ttl_s
         return held is not None

@@ -326,7 +326,9 @@ class Scene:
         if accusers := self.conviction.guilty.get(member.node):
             return lost(Why.SILENT, *accusers)
         if record is None:
-            waits = self.grace or member in self.unregistered
+            # This node has a lease, as it leads: its record is on its way. Found on a real systemd, and by the scenario
+            # alone-and-its-lease-ends-as-its-daemon-is-back: a leader took itself for lost, and its workers began afresh.
+            waits = member == self.me or self.grace or member in self.unregistered
             return Fate(seat=seat) if waits else lost(Why.EXPIRED)
         if record.member != member:
             return lost(Why.REBORN, said=str(record.member))
