@@ -176,6 +176,7 @@ MUTANTS: Final = (
     _m("the leaving get no new seat", "core.lead.scene", "if not record.warm or record.leaving or", "if not record.warm or", "drained-in-a-pause"),
     _m("a new leader waits for those who lost their leases with the store", "core.lead.scene", "waits = member == self.me or self.grace or member in", "waits = member == self.me or member in", "all-leases-lapse-and-a-worker-dies"),
     _m("a leader does not take itself for lost", "core.lead.scene", "waits = member == self.me or self.grace", "waits = self.grace", "alone-and-its-lease-ends-as-its-daemon-is-back"),
+    _m("who alone has a shard is waited for though the store lost all leases", "core.lead.shards", "return scene.emptied and scene.now < scene.lead.since", "return False and scene.now < scene.lead.since", "a-daemon-is-away-as-the-store-loses-all-and-nobody-else-has-its-shard"),
     _m("it waits for the last of them too", "core.lead.scene", "if self.lead.formation.planned_at > -inf:\n            return self.lead.presence.lapsed\n", "if False:\n            return self.lead.presence.lapsed\n", "all-leases-lapse-and-a-worker-dies"),
     _m("a gang is not formed of the absent", "core.lead.growth", "    if scene.grace:", "    if False:", "the-leader-dies-before-a-pause-ends"),
     _m("rung 3 starts all afresh", "core.lead.scene", "        if rung >= Rung.RESTART:\n", "        if False:\n", "a-stall-that-nobody-caused"),

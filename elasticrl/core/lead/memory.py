@@ -74,6 +74,7 @@ def _presence(scene: Scene) -> Presence:
     absent = [seat.member for seat in seats if seat.member.node not in scene.records]
     return Presence(
         lapsed=scene.lapsed,
+        emptied=scene.emptied,
         ready=ready,
         ready_at=now if ready - last.ready else last.ready_at,
         absent={member: now if scene.deaf else last.absent.get(member, now) for member in absent},

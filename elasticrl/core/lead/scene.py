@@ -278,7 +278,14 @@ class Scene:
         """Did several members have no record when this node began to lead, or may one have none, as the store had lost all?"""
         if self.lead.formation.planned_at > -inf:
             return self.lead.presence.lapsed
-        return self.missing > 1 or (self.plan is not None and self.plan.again)
+        return self.missing > 1 or self.emptied
+
+    @property
+    def emptied(self) -> bool:
+        """Had the store lost all leases when this node began to lead?"""
+        if self.lead.formation.planned_at > -inf:
+            return self.lead.presence.emptied
+        return self.plan is not None and self.plan.again
 
     @property
     def grace(self) -> bool:

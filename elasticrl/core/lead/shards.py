@@ -38,20 +38,27 @@ def _lost(scene: Scene, here: Collection[str]) -> tuple[frozenset[str], ...]:
 
 
 def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) -> tuple[str, ...]:
-    """Nodes without which these seats cannot go on from the newest step, and which may come back: their leases stand."""
+    """Nodes without which these seats cannot go on from the newest step, and which may come back."""
     here = {seat.member.node for seat in seats}
     missing = _lost(scene, here)
     if not missing or not scene.behind:
         return ()
     out = {*here, *scene.held, *but}
-    away = {
-        node
-        for node in scene.gang
-        if node not in out and (record := scene.records.get(node)) is not None and not record.leaving
-    }
+    away = {node for node in scene.gang if node not in out and _may_return(scene, node)}
     if any(not span & away for span in missing):
         return ()  # a shard is gone for good: no waiting brings the step back
     return tuple(sorted(away.intersection(frozenset[str]().union(*missing))))
+
+
+def _may_return(scene: Scene, node: str) -> bool:
+    """Its lease stands; or the store has lost all leases, and says nothing of who is alive for as long as one would last.
+
+    Found in the lab, and by the scenario a-daemon-is-away-as-the-store-loses-all-and-nobody-else-has-its-shard.
+    """
+    record = scene.records.get(node)
+    if record is None:
+        return scene.emptied and scene.now < scene.lead.since + scene.settings.membership.lease_ttl_s
+    return not record.leaving
 
 
 def wait_for(

@@ -66,6 +66,7 @@ class Presence:
     """Who is there, and who is not."""
 
     lapsed: bool = False  # several members had no record when this node began to lead
+    emptied: bool = False  # the store had lost all, their leases too
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
     absent: Mapping[Member, float] = field(default_factory=dict)  # since when each seated one has had no record
