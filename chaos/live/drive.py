@@ -508,7 +508,8 @@ class Drive:
             if not self.over and self.hands.strike(Fault(kind="stop", at=0.0)) is None:
                 raise Late("no daemon takes the order to stop")
             self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
-            codes = {node: process.returncode for node, process in self.job.daemons.items()}
+            ended = {node: process for node, process in self.job.daemons.items() if node not in self.hands.dark}
+            codes = {node: process.returncode for node, process in ended.items()}
             self.eye.note(
                 Proved(at=self.eye.now, what="exit codes", ok=set(codes.values()) == {self._code}, sentence=str(codes))
             )

@@ -442,7 +442,10 @@ class Hands(StorageHands):
         def back() -> None:
             box.boot()
             self.off.discard(box.name)
-            self.job.start(box.name)
+            if self._stopped():  # a boot begins no job that was stopped
+                self.dark.add(box.name)
+            else:
+                self.job.start(box.name)
 
         return Done(nodes=(box.name,), detail="the cable first", undo=back)
 
