@@ -942,6 +942,30 @@ def test_a_node_that_computes_something_else_is_kept_out_if_the_operator_says_so
         assert remedy in written.verdict.remedy
 
 
+@pytest.mark.parametrize("mistaken_first", [True, False])
+def test_a_log_that_was_read_up_to_the_middle_of_a_traceback_makes_an_end_no_less_certain(mistaken_first: bool) -> None:
+    # Found in the lab, on a busy machine: beside that line the verdict was a guess, and the plan named no cause.
+    said = "ValueError: bad prompt 12"
+    ended = Exit(generation=1, slot=0, step=5, cause=f"exit code 1: {said}", own=True, raised="ValueError")
+    line = fact(
+        Sign.MISTAKE,
+        1,
+        kind=Kind.EXCEPTION,
+        detail=said,
+        when=2.0 if mistaken_first else 2.2,
+        clock="n01",
+        source="log",
+    )
+    life = leader({})
+    life.told(2.1, record("n01", work=Work.FAILED, generation=1, exit=ended, warm=True, evidence=(line,)))
+    written = proposed(life)
+    assert written is not None
+    assert written.verdict is not None
+    assert (written.verdict.fault, written.verdict.ranks) == (Fault.USER_ERROR, (1,))
+    assert written.verdict.confidence is Confidence.MEDIUM
+    assert Why.FOUND in {cause.why for cause in written.causes}
+
+
 def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network() -> None:
     # Found by a new user, who killed a node of a gang that was probed then: "the way between n1 and n2 is cut".
     life = leader({})
