@@ -178,7 +178,7 @@ MUTANTS: Final = (
     _m("of two ends the one that was found cut off stays out", "core.lead.scene", "key=self.found_cut_off.__contains__", "key=lambda _: False", "two-are-left-and-one-was-cut-off"),
     _m("what two ends say otherwise is tested again", "core.lead.probing", "    if out and (again := _disagreeing(scene, answers)):\n", "    if False:\n", "cut-off-no-more-as-it-tests-itself"),
     _m("a test that is repeated names the same nodes", "core.lead.probing", "if put_out and (proven(verdict) or _found_again(plan, verdict)):", "if put_out:", "large-frames-are-lost-from-one-test-to-the-next"),
-    _m("a leader does not take itself for lost", "core.lead.lead", "    if view.own is not None or view.records is None:\n", "    if True:\n", "alone-and-its-lease-ends-as-its-daemon-is-back"),
+    _m("a leader does not take itself for lost", "core.lead.lead", "    if view.own is not None:\n        return view\n", "    if True:\n        return view\n", "alone-and-its-lease-ends-as-its-daemon-is-back"),
     _m("it waits for the last of them too", "core.lead.scene", "if self.lead.formation.planned_at > -inf:\n            return self.lead.presence.lapsed\n", "if False:\n            return self.lead.presence.lapsed\n", "all-leases-lapse-and-a-worker-dies"),
     _m("a gang is not formed of the absent", "core.lead.growth", "    if scene.grace:", "    if False:", "the-leader-dies-before-a-pause-ends"),
     _m("rung 3 starts all afresh", "core.lead.scene", "        if rung >= Rung.RESTART:\n", "        if False:\n", "a-stall-that-nobody-caused"),

@@ -99,8 +99,9 @@ def with_own(state: State, now: float) -> View:
     and its workers began afresh.
     """
     view = state.view
-    if view.own is not None or view.records is None:
+    if view.own is not None:
         return view
+    assert view.records is not None  # `lead` has looked
     return replace(view, records={**view.records, state.me.node: record_of(state, now)})
 
 
