@@ -99,6 +99,7 @@ full: setup system lint types
 	$(BIN)/python -m chaos.run sim --seeds 2000
 	$(BIN)/python -m chaos.run live --everywhere
 	$(BIN)/python -m chaos.everywhere
+	$(BIN)/python -m chaos.spans --minutes 30
 	$(BIN)/python -m chaos.explore --faults 2 --seconds 120
 	$(BIN)/python -m chaos.explore --faults 1 --boot --turns 1
 	$(BIN)/python -m chaos.explore --nodes 3 --faults 2 --seconds 1800

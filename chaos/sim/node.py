@@ -348,6 +348,8 @@ class Node:
                 self.world.later(
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
+            case events.LookAt(generation=generation, request=request) if generation != self.generation:
+                self.world.later(0.001, self._unseen, self.life, request)
             case events.LookAt(request=request):
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
@@ -577,7 +579,9 @@ class Node:
             if self.answered:
                 self.cluster.beats.changed(self.name)
             gang, self.gang, self.next_plan = self.gang, None, None
+            told = self.generation
             self._clear()
+            self.generation = told  # the daemon keeps the number until the next agent speaks (`Crew._lost`)
             self.saved, self.manifest = 0, ""
             self.warm = False
             if gang is not None:
@@ -680,6 +684,11 @@ class Node:
         )
         facts = tuple(self._scene(slot, sign) for slot, sign in zip(slots, seen, strict=True))
         self.post(events.Found(now=self.clock.now(), evidence=facts, scene=request))
+
+    def _unseen(self, life: int, request: int) -> None:
+        """Of workers of another gang there is nothing to tell."""
+        if life == self.life and self.daemon_up:
+            self.post(events.Found(now=self.clock.now(), scene=request))
 
     def _scene(self, slot: int, sign: Sign) -> Evidence:
         """Where one of its workers is."""

@@ -6,6 +6,7 @@ has a unit for it). A lost agent is one event: no workers.
 
 import asyncio
 import math
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,8 @@ LOOK_S = 0.2  # between looks whether the agent that we started still runs, whil
 STEADY_S = 1.0  # and while it does: we are told when it falls silent
 AGAIN_S = 1.0  # until an agent that could not be started is tried again
 REST_S = 5.0  # and at most where each ends as it starts
+# Codes of an agent that was told to end. Until it has imported torch a signal ends it at once.
+TOLD_TO_END = (0, -signal.SIGTERM, -signal.SIGINT)
 QUIT_LOOK_S = 0.02  # between looks whether it has ended
 MILESTONE_S = 30.0  # between two lines of how far a script is by its log
 KILL_S = 5.0  # for one that was killed to be gone
@@ -113,6 +116,10 @@ class Crew:
     def _drain(self) -> None:
         self._post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
 
+    def _drain_if_told(self) -> None:
+        if self._leaves:
+            self._drain()
+
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
         linking = asyncio.create_task(self._link.run(), name="agent link")
@@ -125,6 +132,7 @@ class Crew:
                 if not (self._managed or self._over or self._leaves or self._link.connected or self._begun.alive):
                     if why := self._stillborn():
                         self._complain(why)
+                        self._drain_if_told()
                         self._rest_s = pause(self._rest_s, 0.0, first_s=AGAIN_S / 2, most_s=REST_S, steady_s=0.0)
                         await asyncio.sleep(self._rest_s)
                         continue
@@ -148,12 +156,15 @@ class Crew:
 
     def _stillborn(self) -> str:
         """How an agent of ours ended that had not said a word: another would end like it, so it is not started at once. Told
-        once; empty where none did.
+        once; empty where none did. One that was told to end asks this node to leave, as one that has spoken does.
         """
         begun = self._begun
         if begun is NOBODY or self._known.pid == begun.pid:
             return ""
         self._begun = NOBODY
+        if begun.code in TOLD_TO_END:
+            self._leaves = True
+            return "the agent was told to end as it started: this node leaves"
         last = last_line(Path(self._spec.log_dir) / "agent.log")
         return f"the agent ended as it started (exit code {begun.code}){f': {last}' if last else ''}"
 

@@ -234,6 +234,29 @@ def test_an_agent_that_was_told_to_end_before_its_node_is_known_is_not_forgotten
     assert [type(event) for event in told][:2] == [Workers, Asked], "who leaves without workers goes at once"
 
 
+def test_an_agent_that_is_told_to_end_before_it_has_spoken_asks_its_node_to_leave(folder: Path) -> None:
+    # It imports torch for seconds. Another one was started, and the node took part.
+    async def run() -> list[Event]:
+        said, told = CapturingLogger(), list[Event]()
+        spec = Spec(job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=0, preload=())
+        crew = Crew(folder / "home", spec, log=said, managed=False)
+        async with background(crew.run(), "crew", said) as task:
+            await until(lambda: crew._begun.alive, task)
+            await asyncio.sleep(0.2)
+            crew._begun.send(signal.SIGTERM)
+            await until(lambda: bool(heard(said, "agent.failed")), task)
+            await asyncio.sleep(1.2)  # by then another was started
+            assert processes("elasticrl.agent", folder) == []
+            crew.join(
+                Member(node="n0", incarnation=1), Ears(post=told.append, reported=lambda _: None, broken=lambda: None)
+            )
+        return told
+
+    told = asyncio.run(run())
+    assert [type(event) for event in told] == [Workers, Asked]
+    assert [event.verb for event in told if isinstance(event, Asked)] == [Verb.DRAIN]
+
+
 def test_an_agent_that_was_started_after_one_was_told_to_end_takes_that_back(folder: Path) -> None:
     async def run() -> list[Event]:
         said, told = CapturingLogger(), list[Event]()

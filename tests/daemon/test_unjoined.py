@@ -11,22 +11,31 @@ from chaos.live.local import Job
 
 pytestmark = pytest.mark.timeout(150)
 CRASH_LOOP, REFUSED = 70, 78
-SOON = {"start": "4s", "reform": "4s", "replace": "4s", "restart": "4s", "reload": "4s", "no_progress_limit": 2}
+SOON = {"start": "4s", "reform": "4s", "replace": "4s", "restart": "4s", "reload": "4s"}
+ENDED = "its program ended with exit code 0, and had never called elasticrl.runtime.join()"
 
 
 @pytest.mark.parametrize(
-    ("program", "cause"),
+    ("program", "cause", "limit"),
     [
-        ("import time; time.sleep(600)", "the program had not called elasticrl.runtime.join() within recovery.start"),
-        ("print('done')", "its program ended with exit code 0, and had never called elasticrl.runtime.join()"),
+        (
+            "import time; time.sleep(600)",
+            "the program had not called elasticrl.runtime.join() within recovery.start",
+            2,
+        ),
+        ("print('done')", ENDED, 2),
+        ("print('done')", ENDED, 1),
     ],
-    ids=["it goes on", "it ends"],
+    ids=["it goes on", "it ends", "it ends, and one failure is the limit"],
 )
-def test_a_program_that_never_joins_is_said_to_and_ends_the_job(tmp_path: Path, program: str, cause: str) -> None:
+def test_a_program_that_never_joins_is_said_to_and_ends_the_job(
+    tmp_path: Path, program: str, cause: str, limit: int
+) -> None:
     # It was started anew for ever; and one that ended with 0 was said to have made all 0 steps.
     script = tmp_path / "train.py"
     script.write_text(program)
-    conf = {"job": {"program": str(script)}, "membership": {"min_nodes": 1}, "vault": {"copies": 0}, "recovery": SOON}
+    conf = {"job": {"program": str(script)}, "membership": {"min_nodes": 1}, "vault": {"copies": 0}}
+    conf["recovery"] = SOON | {"no_progress_limit": limit}
     with Job(name="one", conf=conf) as job:
         job.start("n0")
         assert job.daemons["n0"].wait(100.0) == CRASH_LOOP

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from elasticrl.contract.events import Action, Confine, Inspect, Propose
-from elasticrl.contract.model import Phase
+from elasticrl.contract.model import Phase, View
 from elasticrl.core.lead.findings import brief, investigate
 from elasticrl.core.lead.growth import ease, form, grow, moved
 from elasticrl.core.lead.intents import asked_to_pause, asked_to_stop, finished, over, stopped_by
@@ -21,7 +21,7 @@ from elasticrl.core.lead.probing import probing, recheck, unsure
 from elasticrl.core.lead.quarantines import guard
 from elasticrl.core.lead.scene import BACK_TTLS, Move, Scene
 from elasticrl.core.lead.stalls import silent, stuck
-from elasticrl.core.node.follow import plan_of, workers_of
+from elasticrl.core.node.follow import plan_of, record_of, workers_of
 from elasticrl.core.node.invariants import check_plan
 from elasticrl.core.node.setback import behind, outrun
 from elasticrl.core.node.state import State, Wish
@@ -56,7 +56,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     if (waits := outrun(state, now)) is not None:
         return state, waits
     own = (state.made, state.formed, state.card.since, deaf(state, now))
-    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, *own)
+    scene = Scene(state.settings, with_own(state, now), plan_of(state), state.lead, state.me, now, *own)
     memory = remember(scene)
     memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)
@@ -90,6 +90,19 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     graced = min((graced, *(memory.presence.absent[member] + waits_s for member in scene.unregistered)))
     stops = scene.stop_due if scene.now < scene.stop_due else inf
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced, stops), move.why)
+
+
+def with_own(state: State, now: float) -> View:
+    """What the store shows, and what this node says of itself where that has not come back yet: its lease stands, as it leads.
+
+    Found on a real systemd, and by the scenario alone-and-its-lease-ends-as-its-daemon-is-back: a leader took itself for lost,
+    and its workers began afresh.
+    """
+    view = state.view
+    if view.own is not None:
+        return view
+    assert view.records is not None  # `lead` has looked
+    return replace(view, records={**view.records, state.me.node: record_of(state, now)})
 
 
 def deaf(state: State, now: float) -> bool:

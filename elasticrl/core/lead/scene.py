@@ -173,6 +173,12 @@ class Scene:
                     found[peer] = found.get(peer, frozenset()) | {node}
         return found
 
+    @timeless
+    def found_cut_off(self) -> frozenset[str]:
+        """Whose quarantine notes such a way."""
+        quarantines = (self.view.quarantines or {}).items()
+        return frozenset(node for node, q in quarantines if (record := self.records.get(node)) and q.beyond(record))
+
     @cached_property
     def unforgiven(self) -> Mapping[Member, Quarantine]:
         """Who is up and not kept out, and has a quarantine that is not forgiven yet."""
@@ -333,9 +339,7 @@ class Scene:
         if accusers := self.conviction.guilty.get(member.node):
             return lost(Why.SILENT, *accusers)
         if record is None:
-            # This node has a lease, as it leads: its record is on its way. Found on a real systemd, and by the scenario
-            # alone-and-its-lease-ends-as-its-daemon-is-back: a leader took itself for lost, and its workers began afresh.
-            waits = member == self.me or self.grace or member in self.unregistered
+            waits = self.grace or member in self.unregistered
             return Fate(seat=seat) if waits else lost(Why.EXPIRED)
         if record.member != member:
             return lost(Why.REBORN, said=str(record.member))
@@ -564,7 +568,8 @@ class Scene:
         generation = self.view.generation + 1
         membership = self.settings.membership
         if self.plan and self.plan.phase is Phase.HOLD and self.apart:
-            here = [fate.seat.member.node for fate in fates if fate.seat]
+            # Of two ends the one stays out that was found cut off. Found by chaos.spans: it took the seat of one that was well.
+            here = sorted((fate.seat.member.node for fate in fates if fate.seat), key=self.found_cut_off.__contains__)
             whole = split(here, {node: self.apart.get(node, ()) for node in here})
             fates = tuple(f if f.seat and f.seat.member.node in whole else replace(f, seat=None) for f in fates)
         waiting = [seat_for(r, generation) for r in self.candidates if r.member.node not in without]

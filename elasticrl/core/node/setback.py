@@ -12,7 +12,7 @@ from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Restore
 from elasticrl.contract.model import Phase, Plan, Record, Rung, Seat, View
 from elasticrl.core.node.adopt import AHEAD
-from elasticrl.core.node.follow import ALIVE, alive, plan_of, record_of, workers_of
+from elasticrl.core.node.follow import ALIVE, plan_of, record_of, workers_of
 from elasticrl.core.node.state import State, Wish
 
 
@@ -66,10 +66,13 @@ def outrun(state: State, now: float) -> Wish | None:
 
 
 def _newest_told(state: State, now: float) -> int:
-    """The newest generation that living workers were told of: this node's own; where it knows no plan, those of all."""
-    workers = workers_of(state)
+    """The newest generation that workers were told of: this node's own, also if they have ended; where it knows no plan, those
+    of all that live.
+
+    Found by reading: a hold had ended the only node's workers as the store was set back. It used the hold's number again.
+    """
     if plan_of(state) is not None:
-        return workers.generation if alive(workers) else 0
+        return workers_of(state).generation
     return max((r.generation for r in _records(state, now).values() if r.work in ALIVE), default=0)
 
 
