@@ -331,7 +331,10 @@ def regularizers_beside_trl(n: Numbers) -> Iterator[Row]:
         apart = summed(kl.estimate("k3", new, n.ref, n.mask, limit=math.inf), n.mask, "token-mean")
         return loss(new) + coef * apart.over(n.entries.tokens)
 
-    yield "loss dapo, beta (k3 without a limit)", sloped(n.new, near), sloped(n.new, lambda new: trls(new, {"beta": coef}))
+    def trls_near(new: torch.Tensor) -> torch.Tensor:
+        return trls(new, {"beta": coef})
+
+    yield "loss dapo, beta (k3 without a limit)", sloped(n.new, near), sloped(n.new, trls_near)
 
     def varied(each: torch.Tensor) -> torch.Tensor:
         return loss(n.new) - coef * summed(each, n.mask, "token-mean").over(n.entries.tokens)
