@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gang_kit import Nodes
 
 from chaos.patience import patience
 from elasticrl.config import dumps
+from elasticrl.contract.beats import Stage
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
@@ -198,8 +200,9 @@ def ended(gang: Nodes) -> str:
     """What all workers say of the spike that has ended them."""
     said = set()
     for node in gang.plan_now:
-        worker = gang.workers[node]
-        worker.process.join(patience(60))
+        worker, limit = gang.workers[node], time.monotonic() + patience(60)
+        while worker.process.exitcode is None and worker.beat.state is not Stage.DONE and time.monotonic() < limit:
+            time.sleep(0.01)
         assert worker.process.exitcode == 1, worker.text[-3000:]
         said |= set(re.findall(r"Spiked: ([^\n]*)", worker.text))
     [sentence] = said
