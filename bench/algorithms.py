@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from elasticrl.config.training import Ppo
 from elasticrl.ppo import kl, preference
-from elasticrl.ppo.advantages import WHITENED, gae, overlong_penalties, whiten, without_critic
-from elasticrl.ppo.losses import Entries, importance_weights, logprobs, policy_loss, summed, value_loss
+from elasticrl.ppo.advantages import WHITENED, gae, over_batch, overlong_penalties, whiten, without_critic
+from elasticrl.ppo.losses import Entries, entropies, importance_weights, logprobs, policy_loss, summed, value_loss
 from elasticrl.runtime.scalars import Moments
 
 if TYPE_CHECKING:
@@ -270,20 +270,91 @@ def beside_trl(n: Numbers) -> Iterator[Row]:
         return found
 
     yield "cpo simpo, with its gradient", sloped(n.new, simpo), sloped(n.new, trls_simpo)
+    yield from advantages_beside_trl(n)
+    yield from regularizers_beside_trl(n)
     yield from corrections_beside_trl(n)
     yield from given_beside_trl(n)
+
+
+def lines_of(trainer: type, first: str, last: str) -> types.CodeType:
+    """What a trainer does with what was generated, from one of its lines to before another."""
+    lines = inspect.getsource(getattr(trainer, "_generate_and_score_completions"))  # noqa: B009
+    start = lines.index(first)
+    start = lines.rindex("\n", 0, start) + 1  # with its indentation
+    stop = lines.rindex("\n", 0, lines.index(last, start)) + 1
+    return compile(textwrap.dedent(lines[start:stop]), "trl", "exec")
+
+
+def advantages_beside_trl(n: Numbers) -> Iterator[Row]:
+    """Advantages of groups: the lines of GRPOTrainer and RLOOTrainer that make them."""
+    from trl import GRPOTrainer, RLOOTrainer
+    from trl.trainer.utils import nanstd
+
+    worth = n.rewards.sum(1)
+    first, last = 'if self.multi_objective_aggregation == "sum_then', "# Unscorable completions (every"
+    of_groups = lines_of(GRPOTrainer, first, last)
+    for scale in ("group", "batch", "none"):
+        its = {"multi_objective_aggregation": "sum_then_normalize", "scale_rewards": scale}
+        held: dict[str, Any] = {
+            "self": Space(**its, reward_weights=torch.ones(1)), "torch": torch, "nanstd": nanstd, "device": "cpu",
+            "rewards_per_func": worth[:, None], "unscorable_mask": torch.zeros(ROWS, dtype=torch.bool),
+            "num_generations": GROUP,
+        }  # fmt: skip
+        exec(of_groups, held)
+        ours = advantages(n, Ppo(algorithm="grpo", group=GROUP, scale_rewards=scale))
+        if scale == "batch":
+            ours = over_batch(ours, Moments.of(worth))
+        yield f"advantages, scale_rewards {scale}", ours, held["advantages"][:, None] * n.mask
+    of_others = lines_of(RLOOTrainer, "grouped_rewards = ", "# Normalize advantages over the scorable")
+    held = {"torch": torch, "nanstd": nanstd, "rewards": worth, "num_generations": GROUP}
+    exec(of_others, held)
+    yield "advantages, RLOO", advantages(n, Ppo(algorithm="rloo", group=GROUP)), held["advantages"][:, None] * n.mask
+
+
+def regularizers_beside_trl(n: Numbers) -> Iterator[Row]:
+    """The divergence in GRPOTrainer's loss, its entropy bonus, and the entropies that this is of."""
+    from trl import GRPOTrainer
+    from trl.trainer.utils import entropy_from_logits
+
+    ppo, coef = Ppo(clip_high=0.3), 0.3
+    bonus = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": False, "entropy_coef": coef}
+
+    def loss(new: torch.Tensor) -> torch.Tensor:
+        return policy_loss(new, n.old, n.gain, n.mask, ppo).loss.over(n.entries.tokens)
+
+    def trls(new: torch.Tensor, more: dict[str, Any]) -> torch.Tensor:
+        inputs = grpo_inputs(n) | {"ref_per_token_logps": n.ref}
+        found: torch.Tensor = theirs_of(GRPOTrainer)(grpo_stand_in("dapo", new, more), None, inputs)
+        return found
+
+    def near(new: torch.Tensor) -> torch.Tensor:
+        apart = summed(kl.estimate("k3", new, n.ref, n.mask, limit=math.inf), n.mask, "token-mean")
+        return loss(new) + coef * apart.over(n.entries.tokens)
+
+    def trls_near(new: torch.Tensor) -> torch.Tensor:
+        return trls(new, {"beta": coef})
+
+    yield "loss dapo, beta (k3 without a limit)", sloped(n.new, near), sloped(n.new, trls_near)
+
+    def varied(each: torch.Tensor) -> torch.Tensor:
+        return loss(n.new) - coef * summed(each, n.mask, "token-mean").over(n.entries.tokens)
+
+    def trls_varied(each: torch.Tensor) -> torch.Tensor:
+        return trls(n.new, bonus | {"_get_per_token_logps_and_entropies": lambda *_, **__: (n.new, each, None)})
+
+    yield "loss dapo, entropy_coef", sloped(n.values, varied), sloped(n.values, trls_varied)
+
+    def all_of(how: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return torch.cat([how(n.logits).reshape(-1), sloped(n.logits, lambda logits: (how(logits) * n.mask).sum())])
+
+    yield "entropies, with their gradient", all_of(entropies), all_of(entropy_from_logits)
 
 
 def corrections_beside_trl(n: Numbers) -> Iterator[Row]:
     """Weights of tokens by what the engine said of them: the lines of GRPOTrainer that make them."""
     from trl import GRPOTrainer
 
-    lines = inspect.getsource(getattr(GRPOTrainer, "_generate_and_score_completions"))  # noqa: B009
-    first, last = (
-        "                per_token_logps_diff = (",
-        "            # Compute the per-token log probabilities for the",
-    )
-    code = compile(textwrap.dedent(lines[lines.index(first) : lines.index(last)]), "trl", "exec")
+    code = lines_of(GRPOTrainer, "per_token_logps_diff = (", "# Compute the per-token log probabilities for the")
     bounds = {
         "token_truncate": (0.0, 2.0),
         "token_mask": (0.5, 5.0),

@@ -163,7 +163,7 @@ class Ppo(Section):
     """The weight of the entropy bonus. More keeps answers more varied."""
     calculate_entropy: bool = True
     """true: the step's metric `entropy` is there without a bonus too; false: it is not made where no loss needs it, which saves
-    a look at all logits of an update, but not in teams. Changes no bit."""
+    a look at all logits of an update. Changes no bit."""
     router_aux_coef: Amount = 0.0
     """The weight of a mixture's auxiliary loss: how unevenly the tokens of a pass use its experts. More spreads tokens more
     evenly. Models are trained with about 0.001. 0: off."""

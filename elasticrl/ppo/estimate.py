@@ -141,7 +141,11 @@ def of(
     engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
     stays = [line for role in roles for line in _stays(tree, role, world)]
     fixed = (*(line for line in stays if not _comes(roles, line)), *engine)
-    others = (*(line for line in stays if _comes(roles, line)), *_cache(tree, models["actor"], "torch"))
+    others = (
+        *(line for line in stays if _comes(roles, line)),
+        *(line for role in roles for line in _rooted(role, world)),
+        *_cache(tree, models["actor"], "torch"),
+    )
     largest = None
     if memory_bytes is not None:
         room = HEADROOM * memory_bytes - sum(line.bytes for line in fixed)
@@ -461,19 +465,44 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
         # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32. A
         # member of a team has its columns, at its places. By parts no logits are kept.
         mine = role.shape.logits(-(-answers // tree.model.cp)) // tree.model.tp
-        if role.head and tree.model.team == 1 and 0 < sizes.most_logits(tree.ppo) < mine:
+        parts = role.head and tree.model.team == 1 and 0 < sizes.most_logits(tree.ppo) < mine
+        if parts:
             kept, mine = kept - mine, sizes.most_logits(tree.ppo)
         more = 4 * mine if role.head else 0
         logits = f" + 4 B x 4 x logits {mine:,}" if role.head else ""
+        narrow = _narrowed(tree, role, head=role.head and not parts)
+        copies = f" + 2 B x weights {narrow:,}, as narrowed for products" if narrow else ""
         found.append(
             Line(
                 role=role.name,
                 what="activations",
-                bytes=size * kept + WIDE * more,
-                formula=f"{size} B x {kept:,} numbers of {tokens:,} tokens (micro_tokens){logits}",
+                bytes=size * kept + WIDE * more + 2 * narrow,
+                formula=f"{size} B x {kept:,} numbers of {tokens:,} tokens (micro_tokens){logits}{copies}",
             )
         )
     return found
+
+
+def _narrowed(tree: Tree, role: Role, *, head: bool) -> int:
+    """Weights of which a pass in bfloat16 makes copies that its backward pass reads. With checkpointing one layer at a time has
+    them.
+    """
+    if tree.model.dtype != "bfloat16":
+        return 0
+    shape = role.shape
+    layers = (1 if tree.model.gradient_checkpointing else shape.layers) * sum(it.count for it in shape.linears)
+    return _cut(layers + (shape.words * shape.hidden if head else 0), role.cuts)
+
+
+def _rooted(role: Role, world: int) -> list[Line]:
+    """What FSDP2 puts together it has twice for a moment: as it came, and where it is copied to. For layers `_stays` has room.
+    As the root is put together, before a pass, no layer is there, so this counts where that is larger than two of them.
+    """
+    more = _cut(role.shape.ends - 2 * role.shape.layer, role.cuts)
+    if role.strategy != "fsdp" or world == 1 or more <= 0:
+        return []
+    formula = f"4 B x (what is around the layers {_cut(role.shape.ends, role.cuts):,} - two layers)"
+    return [Line(role=role.name, what="the root once more", bytes=WIDE * more, formula=formula)]
 
 
 def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:

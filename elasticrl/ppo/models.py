@@ -345,8 +345,9 @@ def check_routed(model: Model) -> None:
 
 
 def computing(model: Model, device: str) -> AbstractContextManager[Any]:
-    """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's. What it has cast is not
-    kept: a pass needs each weight once, and of a model that FSDP cuts up all of it would stay on each card.
+    """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's. It keeps nothing it
+    has cast: a pass needs each weight once, and of a model that FSDP cuts up all of it would stay on each card. Autograd does
+    keep it, until the backward pass has read it.
     """
     narrow = model.dtype == "bfloat16"
     return torch.autocast(device, torch.bfloat16, cache_enabled=False) if narrow else nullcontext()

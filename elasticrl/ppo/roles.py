@@ -98,7 +98,7 @@ class Roles:
             found, each = logits.unbind(-1)
             each = each if slopes else each.detach()
         elif head is not None:
-            found, each = head.said(tempered(logits, self.temperature), tokens, slopes=slopes)
+            found, each = head.said(tempered(logits, self.temperature), tokens, entropy=entropy, slopes=slopes)
         elif entropy and not slopes:
             found, each = with_entropy(logits, tokens, self.temperature)
         else:

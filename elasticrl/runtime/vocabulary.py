@@ -67,14 +67,17 @@ class Head:
     apart: bool = False  # in a pass whose logits stay with their members
 
     def said(
-        self, logits: torch.Tensor, tokens: torch.Tensor, *, slopes: bool = False
+        self, logits: torch.Tensor, tokens: torch.Tensor, *, entropy: bool = True, slopes: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, entropies) of all `tokens` [rows, places], by the logits of a pass that was `apart`."""
+        """(log-probabilities, entropies) of all `tokens` [rows, places], by the logits of a pass that was `apart`; as `picked`.
+        All members ask alike.
+        """
         if self.tokens is None:
-            return picked(logits, tokens, self.columns, slopes=slopes)
+            return picked(logits, tokens, self.columns, entropy=entropy, slopes=slopes)
         split = Split(tokens=self.tokens, length=tokens.shape[1])
-        log_p, entropy = picked(logits, split.mine(tokens), self.columns, slopes=slopes)
-        return split.together(log_p), split.together(entropy)
+        mine, each = picked(logits, split.mine(tokens), self.columns, entropy=entropy, slopes=slopes)
+        log_p = split.together(mine)
+        return log_p, split.together(each) if entropy or slopes else torch.zeros_like(log_p)
 
 
 def head_of(model: nn.Module) -> Head | None:
@@ -172,7 +175,7 @@ def loss(model: nn.Module, input_ids: torch.Tensor, labels: torch.Tensor, **inpu
     wanted = labels[:, 1:]
     counts = wanted != IGNORED
     tokens, logits = wanted.masked_fill(~counts, LEFT_OUT), _tempered(out.logits, 1.0)
-    found = (head.said(logits, tokens) if head else picked(logits, tokens))[0]
+    found, _ = head.said(logits, tokens, entropy=False) if head else picked(logits, tokens, entropy=False)
     mean = -torch.where(counts, found, 0.0).sum() / counts.sum().clamp(min=1)
     aux = getattr(out, "aux_loss", None)
     return mean if aux is None else mean + _weight_of_aux(model) * aux
@@ -207,21 +210,26 @@ def _tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def picked(
-    logits: torch.Tensor, tokens: torch.Tensor, columns: Columns | None = None, *, slopes: bool = False
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    columns: Columns | None = None,
+    *,
+    entropy: bool = True,
+    slopes: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probabilities, entropies) [...] of tokens [...] under logits [..., columns] in float32 at least. With `slopes` the
-    entropies have a gradient.
+    """(log-probabilities, entropies) [...] of tokens [...] under logits [..., columns] in float32 at least. Without `entropy`
+    that is 0; with `slopes` it is there, and has a gradient.
     """
     found: tuple[torch.Tensor, torch.Tensor]
     with torch.autocast(logits.device.type, enabled=False):  # which would multiply e by logits in bfloat16
-        found = _Picked.apply(logits, tokens, columns, slopes)  # type: ignore[no-untyped-call]
+        found = _Picked.apply(logits, tokens, columns, entropy or slopes, slopes)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Picked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, columns: Columns | None, slopes: bool
+        ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, columns: Columns | None, entropy: bool, slopes: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         at = tokens - (columns.first if columns else 0)
         here = (at >= 0) & (at < logits.shape[-1])
@@ -229,20 +237,20 @@ class _Picked(torch.autograd.Function):
         most = logits.amax(-1)
         e = (logits - most[..., None]).exp_()
         own = torch.where(here, logits.gather(-1, at[..., None])[..., 0], 0.0)
-        mine = torch.stack([most, e.sum(-1), torch.linalg.vecdot(e, logits), own])
-        # [members, 4, ...]: each member's greatest logit, and by that its sums
+        mine = torch.stack([most, e.sum(-1), own, *([torch.linalg.vecdot(e, logits)] if entropy else [])])
+        # [members, 3 or 4, ...]: each member's greatest logit, and by that its sums
         every = _of_all(mine, columns)
         greatest = every[:, 0].amax(0)
         scales = (every[:, 0] - greatest).exp()
-        total, weighted, own = (_in_order(it) for it in (every[:, 1] * scales, every[:, 2] * scales, every[:, 3]))
+        total, own = _in_order(every[:, 1] * scales), _in_order(every[:, 2])
         log_total = greatest + total.log()
         ctx.slopes = slopes
         part = (most - greatest).exp() / total  # what makes probabilities of e
-        entropy = log_total - weighted / total
-        ctx.save_for_backward(e, part, at, here, *((logits, log_total - entropy) if slopes else ()))
+        each = log_total - _in_order(every[:, 3] * scales) / total if entropy else torch.zeros_like(log_total)
+        ctx.save_for_backward(e, part, at, here, *((logits, log_total - each) if slopes else ()))
         if not slopes:
-            ctx.mark_non_differentiable(entropy)
-        return own - log_total, entropy
+            ctx.mark_non_differentiable(each)
+        return own - log_total, each
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> Any:
@@ -254,7 +262,7 @@ class _Picked(torch.autograd.Function):
             grad += (mean[..., None] - logits).mul_(e).mul_((given[1] * part)[..., None])
         flat = grad.view(-1, grad.shape[-1])
         flat[torch.arange(len(flat), device=flat.device), at.reshape(-1)] += torch.where(here, slope, 0.0).reshape(-1)
-        return grad, None, None, None
+        return grad, None, None, None, None
 
 
 def _of_all(mine: torch.Tensor, columns: Columns | None) -> torch.Tensor:

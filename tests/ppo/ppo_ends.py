@@ -4,7 +4,7 @@ A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}:
 that phase, by a signal that nothing catches. With {"stay": true} it does nothing else meanwhile, as if the phase took so long.
 With {"entry": 3} it is the third time that it enters the phase.
 
-`$PPO_NAN`, [step, update, lane], makes the actor's loss NaN there; `$PPO_SPIKE` makes it a million times as large.
+`$PPO_FACTORS`, [[step, update, lane, factor], ...], makes the actor's loss so many times as large there; NaN is a factor too.
 
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 
@@ -145,8 +145,8 @@ def spoiled(trainer: Trainer, rows: Rows, entries: Entries, tally: Tally) -> tor
     loss = actor_loss(trainer, rows, entries, tally)
     run = cast("ElasticRun", trainer.run)
     where = [run.streams.step, run.streams.update, run._lane.index // run.base.parts_per_lane if run._lane else -1]
-    for name, factor in (("PPO_NAN", float("nan")), ("PPO_SPIKE", 1e6)):
-        loss = loss * factor if where == json.loads(os.environ.get(name, "[]")) else loss
+    for *there, factor in json.loads(os.environ.get("PPO_FACTORS", "[]")):
+        loss = loss * factor if where == there else loss
     return loss
 
 

@@ -322,3 +322,36 @@ def test_a_plan_says_that_a_group_lies_in_several_lanes(tmp_path):
     notes = estimate.read(tree(path, ppo=ppo)).notes
     assert any(note.startswith("A group of 32 samples lies in 2 lanes, 16 in each") for note in notes)
     assert not any("lies in" in note for note in estimate.read(tree(path, ppo=ppo | {"group": 16})).notes)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_copies_of_weights_that_a_backward_pass_reads_are_counted(tmp_path, arch, checkpointing):
+    path = tiny.write(tmp_path, arch=arch, hidden=64, layers=4, positions=128)
+    how = {"gradient_checkpointing": checkpointing, "dtype": "bfloat16"}
+    model = models.actor(Model(**how), path, seed=0).train()
+    rows = {
+        "tokens": torch.randint(0, 10, (4, 10)),
+        "start": torch.full((4,), 6),
+        "mask": torch.ones(4, 4, dtype=torch.bool),
+    }
+    shaped = {shape for p in model.parameters() if p.dim() == 2 for shape in (p.shape, p.shape[::-1])}
+    kept: dict[int, int] = {}
+
+    def keep(value):
+        if value.dtype == torch.bfloat16 and value.shape in shaped:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value), models.computing(Model(**how), "cpu"):
+        logits, _ = models.response_logits(model, rows)
+        logprobs(logits, rows["tokens"][:, -4:]).sum()
+
+    conf = tree(path, model=how, ppo={"logits_mib": 0})
+    (said,) = (
+        line.bytes for line in estimate.read(conf).transient if (line.role, line.what) == ("actor", "activations")
+    )
+    shape, answers = shapes.read(path), 32  # of 40 tokens: of 8 samples at most 4 each
+    plain = 2 * shape.saved(40, answers, checkpointing=checkpointing) + 4 * 4 * shape.logits(answers)
+    again = sum(linear.count for linear in shape.linears) if checkpointing else 0  # the layer that is made again
+    assert said - plain == pytest.approx(sum(kept.values()) + 2 * again, rel=0.01), "but for biases"

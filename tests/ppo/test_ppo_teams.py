@@ -9,6 +9,7 @@ from elastic_kit import small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+import asked_parts
 import frozen_parts
 from forked_workers import Workers
 from gang_kit import Nodes, digests
@@ -88,3 +89,19 @@ def test_a_team_shares_its_reference_whose_files_are_read_once(tmp_path: Path, h
         assert found["apart"] < (1e-5 if dtype == "float32" else 0.1)
         assert found["reads"] == 1
         assert found["bytes"] < (0.55 if how == "tp" else 1.01) * found["of"]
+
+
+@pytest.mark.parametrize("how", ["tp", "cp"])
+def test_a_team_makes_no_entropies_that_nobody_asks_for(tmp_path: Path, how: str):
+    words = (*tiny.WORDS, *(f"<{number}>" for number in range(31 - len(tiny.WORDS))))
+    path = tiny.write(tmp_path / "small", hidden=32, layers=1, words=words)
+    gang = Workers(2)
+    try:
+        members = gang.run(asked_parts.asked, 2, path=path, how=how, words=len(words))
+    finally:
+        gang.close()
+    for with_them, without in members:
+        assert (with_them["entropy"], without["entropy"]) == (True, False)
+        assert without["same"], "the same bits of log-probabilities and gradients"
+        assert 0 < without["looks"] < with_them["looks"], "the logits are looked at less often"
+        assert 0 < without["sent"] < with_them["sent"], "and fewer numbers go to the other member"
