@@ -230,11 +230,12 @@ def _retesting(scene: Scene, verdict: Verdict) -> Plan | None:
 
 
 def _found_again(plan: Plan, verdict: Verdict) -> bool:
-    """Has the test before this one named the same nodes? Where it named others, the network changes faster than it is tested.
+    """Has the test before, after which the plan was written, named the same nodes? Where it named others, the network changes
+    faster than it is tested.
 
     Found by simulation: large frames were lost from the middle of a test to the middle of the next, and innocents were put out.
     """
-    return any(frozenset(c.nodes) == frozenset(verdict.nodes) for c in plan.causes if c.why is Why.RETESTED)
+    return frozenset(plan.causes[0].nodes) == frozenset(verdict.nodes)
 
 
 def _disagreeing(scene: Scene, answers: Mapping[str, Collection[str]]) -> Plan | None:
@@ -244,7 +245,8 @@ def _disagreeing(scene: Scene, answers: Mapping[str, Collection[str]]) -> Plan |
     Found by chaos.spans: a node was cut off, and was not any more when it tested itself; the other end was put out.
     """
     plan = scene.plan
-    if plan is None or plan.says(Why.RETESTED):
+    assert plan is not None
+    if plan.says(Why.RETESTED):
         return None
     tested = {pair for a, b in (*probe_links(plan), *plan.pairs) for pair in ((a, b), (b, a))}
     reached = {b for a, b in tested if a in answers and b not in answers[a]}
