@@ -61,7 +61,7 @@ MUTANTS: Final = (
     _m("what the store has lost is written again", "core.step", "if state.lost_since is None:\n        return NOTHING", "if True:\n        return NOTHING", "the-store-loses-its-data"),
     _m("a plan that nobody knows is not begun anew", "core.node.setback", "if newest <= state.view.generation:", "if plan is None or newest <= state.view.generation:", "a-lone-daemon-restarts-beside-an-empty-store"),
     _m("all whose workers run are held", "core.node.setback", "if r.work in ALIVE and r.generation == newest]", "if r.member == state.me]", "all-daemons-restart-beside-an-empty-store"),
-    _m("nor is it by a leader without workers", "core.node.setback", "    if plan_of(state) is not None:\n        return workers.", "    if True:\n        return workers.", "a-newcomer-leads-as-nobody-knows-the-plan"),
+    _m("nor is it by a leader without workers", "core.node.setback", "    if plan_of(state) is not None:\n        return workers_of(", "    if True:\n        return workers_of(", "a-newcomer-leads-as-nobody-knows-the-plan"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
     _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     _m("what is asked after the store's loss counts", "core.node.setback", "        if not _asked_since(known, view):", "        if True:", "a-resume-just-after-the-store-lost-its-data"),
