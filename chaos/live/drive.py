@@ -154,9 +154,10 @@ class Drive:
 
     @property
     def want(self) -> int:
-        """How many nodes ought to train when all is well."""
+        """How many nodes ought to train when all is well, at least: of those that come some are kept as spares."""
         there = sum(box.on and name not in self.hands.off for name, box in self.lab.boxes.items())
-        return min(there, self.job.tree.membership.max_nodes)
+        membership = self.job.tree.membership
+        return min(max(there - membership.spares, min(there, membership.min_nodes)), membership.max_nodes)
 
     def well(self, since: float, steps: int = WELL_STEPS) -> bool:
         """Do all nodes train, with new steps since then?"""
