@@ -88,3 +88,14 @@ def test_a_team_shares_its_reference_whose_files_are_read_once(tmp_path: Path, h
         assert found["apart"] < (1e-5 if dtype == "float32" else 0.1)
         assert found["reads"] == 1
         assert found["bytes"] < (0.55 if how == "tp" else 1.01) * found["of"]
+
+
+def test_members_that_share_tokens_generate_the_same_bits(tmp_path: Path):
+    """Of one row a product takes another way than of several, and it takes the same one on all members."""
+    path = tiny.write(tmp_path / "small", hidden=32, layers=2, words=(*tiny.WORDS, "<one>"))
+    gang = Workers(2)
+    try:
+        first, second = gang.run(frozen_parts.generated, 2, path=path)
+    finally:
+        gang.close()
+    assert first == second
