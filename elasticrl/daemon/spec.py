@@ -24,6 +24,8 @@ RUNTIME: Final = "elasticrl.runtime.run"  # by name: the daemon knows nothing of
 OWN: Final = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 KEPT: Final = "elasticrl.runtime.kept"  # for scripts whose state is kept: a second
 FSDP: Final = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
+# Likewise: a second of each fresh process, for which all others wait as their gang forms.
+TEAMS: Final = ("torch.distributed.tensor.parallel", "torch.distributed.tensor.debug")
 AHEAD: Final = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT: Final = "elasticrl.runtime.bits"
 
@@ -43,6 +45,7 @@ def spec_of(
         *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
         *OWN.get(tree.job.program, ()),
         *((FSDP,) if "fsdp" in strategies else ()),
+        *(TEAMS if tree.model.tp > 1 else ()),
     )
     return Spec(
         job=tree.job.name,

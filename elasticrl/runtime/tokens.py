@@ -121,8 +121,10 @@ def once(module: nn.Module, whose: Tokens | DeviceMesh, *, when: Callable[[], bo
     if tokens is None:
         return
     tokens.known.add(module)
-    if tokens.index and next(module.parameters(recurse=False), None) is not None:
-        on_gradients(module, torch.zeros_like, when=when)
+    if next(module.parameters(recurse=False), None) is not None:
+        # On the first member too, where it changes nothing. A generation takes other products for plain modules alone: found
+        # by a team whose members had other bits in the head's products of one row.
+        on_gradients(module, torch.zeros_like, when=lambda: tokens.index > 0 and when())
 
 
 def on_gradients(

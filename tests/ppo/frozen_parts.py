@@ -1,4 +1,4 @@
-"""A reference that a team shares, through two gangs of the same processes."""
+"""A reference that a team shares, through two gangs of the same processes; and answers that members generate."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -12,7 +12,10 @@ from elasticrl.config.tree import Tree
 from elasticrl.ppo import models
 from elasticrl.ppo.frozen import Frozen
 from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.engine import Request, Sampling
+from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.runtime.group import form
+from elasticrl.runtime.planned import share
 from elasticrl.runtime.spread import team_mesh
 from elasticrl.runtime.team import form_team
 from elasticrl.runtime.tokens import form_tokens
@@ -53,6 +56,22 @@ def through_two_gangs(rank: int, world: int, store: dist.Store, *, path: str, ho
         "same": torch.equal(*said), "apart": float((said[0] - expected).abs().max()), "reads": reads,
         "bytes": sum(held.values()), "of": sum(it.nbytes for it in plain.parameters()),
     }  # fmt: skip
+
+
+def generated(rank: int, world: int, store: dist.Store, *, path: str) -> tuple[list[int], list[float]]:
+    """The tokens, and their log-probabilities, of prompts that go through the model one by one. Members share its tokens."""
+    limit = timedelta(seconds=30)
+    gang = form(generation=1, rank=rank, world=world, store=store)
+    shares = form_tokens(gang.group, world, cuts=1, form_s=limit, limit=limit)
+    model = share(models.actor(Model(path=path), path, seed=7), shares.mesh("cpu"))
+    engine = TorchEngine(model, Sampling(prompt_tokens=8, max_tokens=6, rows=8, eos=(11,), pad=10))
+    asked = [
+        Request(id=str(n), prompt=tuple((3 * n + k) % 10 for k in range(1 + n % 8)), seed=n, block=str(n))
+        for n in range(40)
+    ]
+    made = engine.generate(asked, version=0)
+    gang.leave()
+    return made.tokens.flatten().tolist(), made.logprobs.flatten().tolist()
 
 
 def _here(param: Any) -> torch.Tensor:

@@ -105,3 +105,14 @@ def test_a_team_makes_no_entropies_that_nobody_asks_for(tmp_path: Path, how: str
         assert without["same"], "the same bits of log-probabilities and gradients"
         assert 0 < without["looks"] < with_them["looks"], "the logits are looked at less often"
         assert 0 < without["sent"] < with_them["sent"], "and fewer numbers go to the other member"
+
+
+def test_members_that_share_tokens_generate_the_same_bits(tmp_path: Path):
+    """Of one row a product takes another way than of several, and it takes the same one on all members."""
+    path = tiny.write(tmp_path / "small", hidden=32, layers=2, words=(*tiny.WORDS, "<one>"))
+    gang = Workers(2)
+    try:
+        first, second = gang.run(frozen_parts.generated, 2, path=path)
+    finally:
+        gang.close()
+    assert first == second

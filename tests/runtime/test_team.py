@@ -65,21 +65,27 @@ def made(folder: Path, teams: int, strategy: str, *, kills: bool = False, tp: in
         return digests(nodes.run_dir)
 
 
-def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_teams_and_through_a_kill(tmp_path: Path):
-    expected = made(tmp_path / "replicated", 1, "replicated")
-    assert made(tmp_path / "one", 1, "fsdp") == expected
-    assert made(tmp_path / "two", 2, "fsdp", kills=True) == expected
+@pytest.fixture(scope="module")
+def one_team(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """What one replicated team makes that nothing happens to."""
+    return made(tmp_path_factory.mktemp("replicated"), 1, "replicated")
 
 
-def test_fsdp_over_teams_goes_on_where_they_change_places(tmp_path: Path):
+def test_fsdp_over_teams_makes_the_same_bits_as_replicated_for_any_number_of_teams_and_through_a_kill(
+    tmp_path: Path, one_team: dict[int, str]
+):
+    assert made(tmp_path / "one", 1, "fsdp") == one_team
+    assert made(tmp_path / "two", 2, "fsdp", kills=True) == one_team
+
+
+def test_fsdp_over_teams_goes_on_where_they_change_places(tmp_path: Path, one_team: dict[int, str]):
     """A mesh of the same ranks is another one then: torch must not take the groups of the earlier one."""
-    expected = made(tmp_path / "one", 1, "replicated")
     with gang(tmp_path / "two", 2, steps=6, strategy="fsdp", step_ms=30.0) as nodes:
         nodes.plan(*names(2))
         nodes.until_new(1)
         nodes.plan("n2", "n3", "n0", "n1")
         nodes.until_done()
-        assert digests(nodes.run_dir) == expected
+        assert digests(nodes.run_dir) == one_team
 
 
 @pytest.mark.slow
@@ -159,9 +165,8 @@ def test_what_teams_save_are_whole_parameters(tmp_path: Path, undisturbed):
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(a, b) for a in (1, 2, 3) for b in (1, 2, 3)])
 def test_what_is_saved_by_any_number_of_teams_under_fsdp_is_gone_on_from_by_any_other_under_replicated(
-    tmp_path: Path, before: int, after: int
+    tmp_path: Path, one_team: dict[int, str], before: int, after: int
 ):
-    expected = made(tmp_path / "whole", 1, "replicated")
     with gang(tmp_path / "two", before, steps=3, strategy="fsdp") as nodes:
         nodes.plan(*names(before))
         nodes.until_done()
@@ -170,7 +175,7 @@ def test_what_is_saved_by_any_number_of_teams_under_fsdp_is_gone_on_from_by_any_
         nodes.generation, nodes.resume = 5, 3
         nodes.plan(*names(after))
         nodes.until_done()
-        assert digests(nodes.run_dir) == expected
+        assert digests(nodes.run_dir) == one_team
 
 
 def test_a_flipped_bit_of_one_member_is_found(tmp_path: Path):

@@ -39,6 +39,24 @@ def test_a_script_whose_state_is_kept_finds_what_keeps_it_imported(tmp_path: Pat
     assert ("elasticrl.runtime.kept" in daemon.spec().preload) is ahead
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_team_finds_imported_what_it_forms_with(tmp_path: Path, tp: int) -> None:
+    folders = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    tree = Tree.model_validate(
+        {
+            "job": {"name": "j", "program": "x"},
+            "node": {"interface": "lo", "workers": 2, **folders},
+            "model": {"tp": tp},
+            "checkpoint": {"dir": str(tmp_path / "saves")},
+        }
+    )
+    daemon = Daemon(tree, log=structlog.get_logger(), history=History())
+    imported = {
+        name.rpartition(".")[2] for name in daemon.spec().preload if name.startswith("torch.distributed.tensor.")
+    }
+    assert imported == ({"parallel", "debug"} if tp > 1 else set())
+
+
 @pytest.mark.parametrize("entries", [0, 500])
 def test_the_recorder_s_size_is_said_also_where_it_is_off(tmp_path: Path, entries: int) -> None:
     """torch 2.13 remembers 2,000 collectives where nothing is said."""
