@@ -18,9 +18,24 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaos import history
-from chaos.case import Violation
+from chaos.case import Case, Violation
+from chaos.demands import caused
 from chaos.faults import ALL, IN_A_REFORM, INSIDE, ITSELF, Fault
-from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
+from chaos.history import (
+    Bug,
+    Committed,
+    Confined,
+    Eased,
+    Elected,
+    Ended,
+    Fact,
+    Healed,
+    Loaded,
+    Missed,
+    Planned,
+    Proved,
+    Struck,
+)
 from chaos.live import stacks
 from chaos.live.box import Box
 from chaos.live.checks import judge_live
@@ -286,7 +301,7 @@ class Drive:
         problem = ""
         try:
             self._strike(numbers)
-            problem = self._mend(scenario)
+            problem = self._mend(scenario, opened)
         except (Late, BoxError, Unanswered, OSError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._waiting = []
@@ -438,7 +453,7 @@ class Drive:
         # When one is published, its folder has another name, of the same step.
         return published if fault.place == "published" else {self.job.saves / f"step-{step_of(path)}" for path in saves}
 
-    def _mend(self, scenario: Scenario) -> str:
+    def _mend(self, scenario: Scenario, opened: float) -> str:
         """Wait out what is in, heal the rest, and wait until all is well; what is lacking, if anything."""
         timed = max((a.until for a in self.active.values() if a.until is not None), default=self.eye.now)
         grace = 3.0 if any(a.until is None for a in self.active.values()) else 0.0
@@ -462,8 +477,19 @@ class Drive:
             self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
             return self._unasked(scenario)
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
-        self.until(lambda: self.over or self.well(healed), scenario.liveness_s * load_factor(), "all nodes train again")
+        self.until(
+            lambda: self.over or (self.well(healed) and self._answered(scenario, opened)),
+            scenario.liveness_s * load_factor(),
+            "all nodes train again",
+        )
         return self._unasked(scenario)
+
+    def _answered(self, scenario: Scenario, opened: float) -> bool:
+        """Has what the scenario waits for come of it? Workers whose plan nobody knows train on for two leases before."""
+        told: list[Fact] = [
+            fact for fact in self.eye.facts if fact.at >= opened and isinstance(fact, Planned | Confined | Healed)
+        ]
+        return not any(caused(Case(scenario, told)))
 
     def _unasked(self, scenario: Scenario) -> str:
         """A program that fails by its own doing as often as the limit says is stopped; else somebody has to have asked."""
