@@ -342,6 +342,12 @@ class Crew:
         if (agent := self._living).alive:
             self.log.info("agent.killed", pid=agent.pid, after_s=within_s)
             await agent.kill(KILL_S)
+        if not (self._managed or self._living.alive):
+            for left in (
+                "agent.sock",
+                "fork.sock",
+            ):  # of one that was killed, and had no follower yet that takes them over
+                (self._folder / left).unlink(missing_ok=True)
 
     @property
     def _living(self) -> Started:

@@ -257,6 +257,25 @@ def test_an_agent_that_is_told_to_end_before_it_has_spoken_asks_its_node_to_leav
     assert [event.verb for event in told if isinstance(event, Asked)] == [Verb.DRAIN]
 
 
+@pytest.mark.parametrize("managed", [False, True])
+def test_the_sockets_of_an_agent_that_was_killed_go_with_its_daemon(folder: Path, managed: bool) -> None:
+    # Found in the lab: the job was stopped before another agent took them over. Under systemd they are the other unit's.
+    said = CapturingLogger()
+    spec = Spec(job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=0, preload=())
+    left = [folder / name for name in ("agent.sock", "fork.sock")]
+    for path in left:
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(path))
+
+    async def run() -> None:
+        crew = Crew(folder, spec, log=said, managed=managed)
+        crew.first.set()
+        await crew.quit("the job is stopped", 1.0)
+
+    asyncio.run(run())
+    assert [path.exists() for path in left] == [managed, managed]
+
+
 def test_an_agent_that_was_started_after_one_was_told_to_end_takes_that_back(folder: Path) -> None:
     async def run() -> list[Event]:
         said, told = CapturingLogger(), list[Event]()
