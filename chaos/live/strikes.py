@@ -654,7 +654,7 @@ class Hands(StorageHands):
         def back() -> None:
             again = self._started_since(node, told, LEAVE_S)
             self.off.discard(node)
-            if not again:
+            if not (again or self._stopped()):
                 self.job.start(node)
 
         return back
