@@ -53,16 +53,17 @@ def test_all_or_the_rollouts_alone_where_that_is_asked_for(tmp_path: Path):
     assert kept(tmp_path / "rollouts", inside=0) == [1] * 4
 
 
-@pytest.mark.parametrize(("pause_s", "marks"), [(0.0, 1), (0.5, 3)])
-def test_as_many_as_their_part_of_the_time_allows(tmp_path: Path, pause_s: float, marks: int):
-    assert kept(tmp_path / "job", inside=0.02, pause_s=pause_s)[-1] == marks
+# On a machine with five times as much work as processors a copy takes five times as long: the second part is ample.
+@pytest.mark.parametrize(("inside", "pause_s", "marks"), [(0.02, 0.0, 1), (0.2, 0.5, 3)])
+def test_as_many_as_their_part_of_the_time_allows(tmp_path: Path, inside: float, pause_s: float, marks: int):
+    assert kept(tmp_path / "job", inside=inside, pause_s=pause_s)[-1] == marks
 
 
 def test_a_rollout_is_kept_on_what_was_kept_before_it_and_not_where_nothing_was(tmp_path: Path):
     assert kept(tmp_path / "job", inside=0, every=2) == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("inside", "pause_s", "marks"), [(1e-6, 0.0, 0), (0.02, 0.5, 3)])
+@pytest.mark.parametrize(("inside", "pause_s", "marks"), [(1e-6, 0.0, 0), (0.2, 0.5, 3)])
 def test_a_rollout_that_need_not_be_kept_is_where_it_took_long(
     tmp_path: Path, inside: float, pause_s: float, marks: int
 ):
