@@ -477,15 +477,16 @@ class Drive:
             self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
             return self._unasked(scenario)
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
-        self.until(
-            lambda: self.over or (self.well(healed) and self._answered(scenario, opened)),
-            scenario.liveness_s * load_factor(),
-            "all nodes train again",
-        )
+        self.until(lambda: self.over or self.well(healed), scenario.liveness_s * load_factor(), "all nodes train again")
+        # Workers whose plan nobody knows train on for two leases before something comes of it.
+        late = self.eye.now + 3 * self.settings.membership.lease_ttl_s
+        while not (self.over or self._answered(scenario, opened) or self.eye.now > late):
+            self.tick()
+            time.sleep(LOOK_S)
         return self._unasked(scenario)
 
     def _answered(self, scenario: Scenario, opened: float) -> bool:
-        """Has what the scenario waits for come of it? Workers whose plan nobody knows train on for two leases before."""
+        """Has what the scenario expects come of it?"""
         told: list[Fact] = [
             fact for fact in self.eye.facts if fact.at >= opened and isinstance(fact, Planned | Confined | Healed)
         ]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from chaos.live.proc import all_pids, command_line
+from chaos.patience import patience
 from elasticrl.daemon.client import ask
 
 pytestmark = pytest.mark.timeout(240)
@@ -78,7 +79,7 @@ def test_a_script_survives_a_kill_and_ends_with_ctrl_c_and_leaves_no_process(fol
         assert picture["level"] == "supervised"
         assert picture["last"]["verdict"]["fault"] == "dead_rank"
         run.send_signal(signal.SIGINT)
-        assert run.wait(60.0) == INTERRUPTED, said.read_text()
+        assert run.wait(patience(60.0)) == INTERRUPTED, said.read_text()
     finally:
         run.kill()
         run.wait()
