@@ -278,7 +278,7 @@ def beside_trl(n: Numbers) -> Iterator[Row]:
 
 def lines_of(trainer: type, first: str, last: str) -> types.CodeType:
     """What a trainer does with what was generated, from one of its lines to before another."""
-    lines = inspect.getsource(getattr(trainer, "_generate_and_score_completions"))  # noqa: B009
+    lines = inspect.getsource(getattr(trainer, "_generate_and_score_completions"))  # noqa: B009 - mypy knows no such name
     start = lines.index(first)
     start = lines.rindex("\n", 0, start) + 1  # with its indentation
     stop = lines.rindex("\n", 0, lines.index(last, start)) + 1

@@ -343,10 +343,8 @@ class Crew:
             self.log.info("agent.killed", pid=agent.pid, after_s=within_s)
             await agent.kill(KILL_S)
         if not (self._managed or self._living.alive):
-            for left in (
-                "agent.sock",
-                "fork.sock",
-            ):  # of one that was killed, and had no follower yet that takes them over
+            # Of one that was killed, where none had followed yet that takes them over.
+            for left in ("agent.sock", "fork.sock"):
                 (self._folder / left).unlink(missing_ok=True)
 
     @property
