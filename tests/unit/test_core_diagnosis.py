@@ -966,6 +966,25 @@ def test_a_log_that_was_read_up_to_the_middle_of_a_traceback_makes_an_end_no_les
     assert Why.FOUND in {cause.why for cause in written.causes}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_where_two_disagree_all_test_once_more_unless_a_seat_is_lost_meanwhile(lost: bool) -> None:
+    # Found by reading: the test was repeated without those who alone had a shard, and its end forgot them.
+    life = leader({})
+    train(life, 2.0, 1)
+    life.leased(2.9)
+    life.seen(3.0, "probe", plan=plan(2, *NODES, "n03", phase=Phase.PROBE), plan_revision=20)
+    parked = {"work": Work.PARKED, "generation": 2, "born": 1, "answered": 2}
+    life.at(
+        3.5, Probed(now=0, generation=2, unreachable=(), results=())
+    )  # n00 has reached n01, and not the other way round
+    last = replace(record("n03"), member=member("n03/2")) if lost else record("n03", unreachable=(), **parked)
+    others = (record("n01", unreachable=("n00",), **parked), record("n02", unreachable=(), **parked))
+    life.told(3.6, *others, last, life.view.own)
+    written = proposed(life)
+    assert written is not None
+    assert written.says(Why.RETESTED) is not lost
+
+
 def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network() -> None:
     # Found by a new user, who killed a node of a gang that was probed then: "the way between n1 and n2 is cut".
     life = leader({})
