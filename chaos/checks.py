@@ -992,7 +992,8 @@ CHECKS: tuple[Check, ...] = (
 
 def known(scenario: Scenario, history: History) -> History:
     """The history without plans that the store lost while their news was on its way, and that no worker was told of: nobody
-    has seen them, and another plan may bear their number (found by seed 47000098).
+    has seen them, and another plan may bear their number (found by seed 47000098). The very same plan may: a repeated request
+    writes it again, and who was told of it is told nothing new (found by seed 53001330).
     """
     news_s = scenario.shape.apart_s + 2 * scenario.shape.watch_s
     losses = [
@@ -1011,7 +1012,7 @@ def known(scenario: Scenario, history: History) -> History:
         if not later.plan.again
         and later.plan.generation <= fact.plan.generation
         and any(fact.at <= at <= min(fact.at + news_s, later.at) for at in losses)
-        and told.get(fact.plan.generation, inf) > later.at
+        and (told.get(fact.plan.generation, inf) > later.at or later.plan == fact.plan)
     }
     return [fact for fact in history if id(fact) not in unseen]
 

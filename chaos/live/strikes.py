@@ -235,8 +235,12 @@ class Hands(StorageHands):
     def _pause_daemon(self, fault: Fault) -> Done | None:
         return self._halt(fault, self.job.daemon)
 
-    def _back_later(self, done: Done | None, *overrides: str, env: Mapping[str, str] | None = None) -> Done | None:
-        """Its daemon is to run again, when the fault is over, with this; and is then seen to have it."""
+    def _back_later(
+        self, done: Done | None, *overrides: str, env: Mapping[str, str] | None = None, boots: bool = False
+    ) -> Done | None:
+        """Its daemon is to run again, when the fault is over, with this; and is then seen to have it. A node that `boots`, as
+        nothing of it is left, begins no job that was stopped meanwhile.
+        """
         if done is None:
             return None
         node = done.nodes[0]
@@ -245,6 +249,9 @@ class Hands(StorageHands):
 
         def back() -> None:
             self.off.discard(node)
+            if boots and self._stopped():
+                self.dark.add(node)
+                return
             wanted = bool(overrides or env)
             if self._started_since(node, struck, 20.0):
                 if not wanted:
@@ -378,7 +385,7 @@ class Hands(StorageHands):
     # ---- nodes
 
     def _kill_node(self, fault: Fault) -> Done | None:
-        return self._back_later(self._all_killed(fault))
+        return self._back_later(self._all_killed(fault), boots=True)
 
     def _wrong_zone(self, fault: Fault) -> Done | None:
         return self._back_later(self._all_killed(fault), env={"TZ": ZONE})

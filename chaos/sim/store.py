@@ -253,6 +253,8 @@ class Store:
             held=held,
             lapsed_s=lapsed_s,
         )
+        for quarantine in action.confine:
+            self._confine(quarantine)
         self._share(plan=action.plan, plan_revision=self.revision + 1, **self._wanted(action))
         self._world.note(fact)
 
@@ -297,9 +299,10 @@ class Store:
 
     def confine(self, action: events.Confine) -> None:
         """Write a quarantine if the leader key is still at this revision."""
-        if self.shared.leader_revision != action.if_leader:
-            return
-        quarantine = action.quarantine
+        if self.shared.leader_revision == action.if_leader:
+            self._confine(action.quarantine)
+
+    def _confine(self, quarantine: Quarantine) -> None:
         node = quarantine.member.node
         self.quarantines[node] = quarantine
         self.confined_at[node] = self._world.now

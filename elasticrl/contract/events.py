@@ -161,6 +161,7 @@ class Propose(Action):
     if_leader: int
     answers: int = 0  # the revision of a stop that was asked of an earlier run, and is done with; 0: none
     stops: str | None = None  # who asked for the stop before which this gang forms once more: it is asked for again
+    confine: tuple[Quarantine, ...] = ()  # written with the plan, or not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from elasticrl.contract.events import (
     Restore,
     WriteCommit,
 )
-from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Phase, Record, Rollout, Verb
+from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Phase, Quarantine, Record, Rollout, Verb
 from elasticrl.core.node.follow import TOGETHER_S
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
@@ -75,8 +75,7 @@ class Office:
                 commit = Commit(step=step, generation=generation, manifest=manifest, written=round(time.time(), 1))
                 await self._write(fences, [Put(key=keys.COMMIT, value=keys.dump(commit))])
             case Confine(quarantine=quarantine, if_leader=if_leader):
-                put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))
-                await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
+                await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [_confined(quarantine)])
             case Inspect(generation=generation, if_leader=if_leader):
                 put = Put(key=keys.LOOK, value=keys.dump(generation))
                 await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
@@ -118,6 +117,7 @@ class Office:
         elif action.stops is not None:  # with the plan, so that no leader can take the job for one that is to go on
             wanted = Wanted(intent=Intent.STOP, generation=plan.generation, by=action.stops)
             ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
+        ops.extend(_confined(quarantine) for quarantine in action.confine)
         await self._write(fences, ops)
 
     async def _restore(self, action: Restore) -> None:
@@ -153,6 +153,10 @@ class Office:
             return
         self.lease = None
         self._post(Leased(now=self._clock(), sent=0.0, held=False))
+
+
+def _confined(quarantine: Quarantine) -> Put:
+    return Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))
 
 
 async def together(ttl_s: float) -> None:

@@ -110,11 +110,12 @@ class Life:
                 parts += [f"suspects {' '.join(r.suspects)}"] * bool(r.suspects) + [f"stall {r.stall}"] * bool(r.stall)
                 parts += [f"evidence {'; '.join(map(str, r.evidence))}"] * bool(r.evidence)
                 return f"Publish {', '.join(parts)}"
-            case events.Propose(plan=p, if_plan=a, if_commit=b, if_leader=c):
+            case events.Propose(plan=p, if_plan=a, if_commit=b, if_leader=c, confine=out):
                 seats = " ".join(f"{s.member}:{s.born}" for s in p.seats)
                 code = f" exit {p.exit_code}" if p.exit_code is not None else ""
                 text = f"Propose {p.generation} {p.phase.value} {p.rung.name} [{seats}] from {p.resume}{code}"
-                return f"{text} if {a}/{b}/{c}: {p.reason}"
+                put_out = "".join(f"\n{'':12}with {Life.show(events.Confine(quarantine=q, if_leader=c))}" for q in out)
+                return f"{text} if {a}/{b}/{c}: {p.reason}{put_out}"
             case events.WriteCommit(step=s, generation=g, if_plan=a, if_commit=b):
                 return f"Commit step {s} under {g} if {a}/{b}"
             case orders.Launch(place=p) | orders.Reform(place=p) | (orders.Park() as p):
@@ -126,6 +127,20 @@ class Life:
             case _:
                 fields = [f"{name}={getattr(action, name)}" for name in action.__dataclass_fields__]
                 return f"{type(action).__name__} {' '.join(fields)}".rstrip()
+
+
+def quarantines(actions):
+    """What these write of them, with a plan or alone."""
+    for action in actions:
+        match action:
+            case events.Propose(confine=several):
+                yield from several
+            case events.Confine(quarantine=one):
+                yield one
+
+
+def sent_quarantines(life):
+    return list(quarantines(action for action, _ in life.state.sent.values()))
 
 
 def leads(life, now=0.0):

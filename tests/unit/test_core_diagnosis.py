@@ -4,7 +4,7 @@ import importlib
 from dataclasses import replace
 
 import pytest
-from core_kit import Life, member, plan, record
+from core_kit import Life, member, plan, record, sent_quarantines
 from diagnosis_kit import BROKEN, NODES, capped, fact, leader, proposed, train
 
 from elasticrl.base.raised import name_of
@@ -334,7 +334,7 @@ def test_a_death_is_seen_so_what_the_operator_says_of_it_is_done(word: str, phas
     assert written is not None
     assert (written.phase, written.exit_code) == (phase, 70 if phase is Phase.STOP else None)
     assert written.causes[0].fault is Fault.DEAD_RANK
-    out = [a.quarantine.member.node for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
+    out = [q.member.node for q in sent_quarantines(life)]
     assert out == (["n01"] if word == "quarantine" else [])
     if word != "stop":
         assert ("n01" in {seat.member.node for seat in written.seats}) == (word == "report")
@@ -350,7 +350,7 @@ def test_a_gang_that_trains_is_not_judged_by_a_death_that_a_log_speaks_of() -> N
         assert life.state.lead.dossier.finding is not None
         assert life.state.lead.dossier.finding.verdict.fault is Fault.DEAD_RANK
         assert proposed(life) is None
-        assert not any(isinstance(a, events.Confine) for a, _ in life.state.sent.values())
+        assert not sent_quarantines(life)
         life.told(2.5, replace(record("n02", work=Work.TRAINING, generation=1, born=1), leaving=True))
         left = proposed(life)
         assert left is None or left.phase is not Phase.STOP, "another node's leaving"
@@ -510,7 +510,7 @@ def test_a_node_whose_gpu_is_broken_is_kept_out_though_its_gang_trains() -> None
     written = proposed(life)
     assert written is not None
     assert [seat.member.node for seat in written.seats] == ["n00", "n02"]
-    confined = [a.quarantine for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
+    confined = sent_quarantines(life)
     assert [(q.member.node, q.cause.fault) for q in confined] == [("n01", Fault.GPU_FAULT)]
 
 
@@ -659,8 +659,7 @@ def test_a_node_that_is_back_is_not_kept_out_for_the_silence_of_its_earlier_life
             replace(life.view.own, suspects=("n01/1",)),
         )
         assert [seat.member.node for seat in proposed(life).seats] == seated
-        sent = [action for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]
-        assert [confine.quarantine.member.node for confine in sent] == kept_out
+        assert [q.member.node for q in sent_quarantines(life)] == kept_out
 
 
 # ---- the way between the nodes

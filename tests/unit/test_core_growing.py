@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import SETTINGS, Life, leads, member, plan, record, seat, trains
+from core_kit import SETTINGS, Life, leads, member, plan, record, seat, sent_quarantines, trains
 
 from elasticrl.contract import events
 from elasticrl.contract.cause import Cause, Why
@@ -164,7 +164,7 @@ def test_who_does_not_come_in_time_is_kept_out_and_the_others_go_on():
     assert (found.rung, seated(found)) == (Rung.REFORM, ["n00", "n01"])
     assert (found.causes[0].why, found.causes[0].setting) == (Why.UNJOINED, "recovery.start")
     assert found.causes[0].who == (member("n02"),)
-    confined = [action.quarantine for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]
+    confined = sent_quarantines(life)
     assert [str(each.member) for each in confined] == ["n02/1"]
 
 
@@ -288,7 +288,7 @@ def test_a_newcomer_that_fails_each_time_is_kept_out_however_far_the_job_gets_me
         life.told(life.now + 1.0, record("n02", work=Work.FAILED, generation=generation, exit=died))
         found = proposed(life)
         assert seated(found) == ["n00", "n01"]
-        confined = [action.quarantine for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]
+        confined = sent_quarantines(life)
         assert [str(each.member) for each in confined] == ["n02/1"] * (number == 2)
         life.seen(life.now + 0.1, "they go on", plan=found, plan_revision=21 + generation)
     assert (confined[0].cause.why, confined[0].cause.count) == (Why.FAILED_AGAIN, 3)

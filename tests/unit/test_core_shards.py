@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import Life, leads, member, plan, record, trains
+from core_kit import Life, leads, member, plan, quarantines, record, trains
 
 from elasticrl.contract import events
 from elasticrl.contract.cause import Cause, Why
@@ -74,7 +74,7 @@ def test_the_job_holds_for_those_who_alone_keep_a_shard():
 
 def test_nobody_is_quarantined_while_he_is_waited_for():
     decision = cut_off(four_train(), 5.0, "n02", "n03")
-    assert not [a for a in decision.actions if isinstance(a, events.Confine) and a.quarantine.held]
+    assert not [q for q in quarantines(decision.actions) if q.held]
 
 
 def test_it_goes_on_with_all_when_they_are_heard_again():

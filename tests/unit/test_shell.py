@@ -421,6 +421,22 @@ def test_a_plan_that_answers_a_stop_and_is_to_be_stopped_puts_no_key_twice():
     assert asyncio.run(wanted()) == [keys.PLAN, keys.INTENT]
 
 
+@pytest.mark.parametrize(("if_plan", "written"), [(0, 2), (7, 0)], ids=["plan-as-seen", "plan-of-another"])
+def test_a_plan_and_whom_it_puts_out_are_written_together_or_not_at_all(if_plan: int, written: int) -> None:
+    """Found by simulation: a leader whose plan was refused had put out three nodes."""
+
+    async def found() -> int:
+        store, me = MemoryStore(MemoryServer()), Member(node="n00", incarnation=1)
+        sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None)
+        office = Office(store, me, sight, ttl_s=9.0, post=lambda _: None, clock=time.monotonic)
+        out = Quarantine(member=Member(node="n01", incarnation=1), cause=Cause(why=Why.UNREACHED))
+        plan = Plan(generation=1, phase=Phase.TRAIN, lanes=6)
+        await office.perform(Propose(plan=plan, if_plan=if_plan, if_commit=0, if_leader=0, confine=(out,)))
+        return len([key for key in (keys.PLAN, keys.quarantine_key("n01")) if await store.get(key)])
+
+    assert asyncio.run(found()) == written
+
+
 @pytest.mark.parametrize("kind", [Record, Quarantine])
 def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) -> None:
     """Found by reading: one node was two candidates, and each leader in turn ended at a plan that names it twice."""

@@ -109,10 +109,17 @@ def _custody(scene: Scene) -> Custody:
     last, now, held = scene.lead.custody, scene.now, scene.held
     lease_s = scene.settings.membership.lease_ttl_s
     put_out = tuple(at for at in last.put_out if now < at + HOUR_S)
+    # With a place in a plan that came meanwhile, one was not put out: ours was refused, and its quarantines with it.
+    refused = scene.plan.place if scene.new_plan and scene.plan else {}
+    confining = {
+        node: at
+        for node, at in last.confining.items()
+        if node not in held and node not in refused and now < at + lease_s
+    }
     return Custody(
         doubted=_doubted(scene),
         failures=_failures(scene),
-        confining={node: at for node, at in last.confining.items() if node not in held and now < at + lease_s},
+        confining=confining,
         confined={node: last.confined.get(node, now) for node in held},
         put_out=(*put_out, *(now for node in held if node not in last.confined)),
         let_back={
