@@ -50,6 +50,7 @@ MUTANTS: Final = (
     _s("a commit is fenced by the commit before it", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.plan_revision != action.if_plan", "late-duplicate-commit"),
     _s("a plan is fenced by the plan before it", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[1:] != (action.if_commit, action.if_leader)", "late-commit-over-a-plan"),
     _s("a plan is fenced by the commit", "at != (action.if_plan, action.if_commit, action.if_leader)", "(at[0], at[2]) != (action.if_plan, action.if_leader)", "late-commit-over-a-plan"),
+    _s("a drain is fenced by the drain before it", "        if self.drains != asked:\n", "        if False:\n", "two-drains-at-the-same-moment"),
     # Seeing and leading.
     _m("a lease counts from its sending", "core.step", "leased=max(sent, state.leased)", "leased=event.now", "slow-store"),
     _m("only a held lease leads", "core.step", "state.view.leader == state.me and lease_held(state, now)", "state.view.leader == state.me", "slow-store"),

@@ -326,8 +326,15 @@ class Store:
                 self._note_quarantine(replace(gone, held=False))
             self._touch(node, "drain", "quarantine")
         elif verb is Verb.DRAIN and node and node in self.records:
-            self.drains[node] = self.records[node][0].member
-            self._touch(node, "drain")
+            self.drain(node, self.drains)
+
+    def drain(self, node: str, asked: Mapping[str, Member]) -> bool:
+        """A node that is here is to leave, if nobody was asked to since whoever asks has looked."""
+        if self.drains != asked:
+            return False
+        self.drains[node] = self.records[node][0].member
+        self._touch(node, "drain")
+        return True
 
     def _note_quarantine(self, quarantine: Quarantine) -> None:
         self._world.note(
