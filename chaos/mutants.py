@@ -179,6 +179,7 @@ MUTANTS: Final = (
     _m("who alone has a shard is waited for though the store lost all leases", "core.lead.shards", "        return scene.leases_lost\n", "        return False\n", "a-daemon-is-away-as-the-store-loses-all-and-nobody-else-has-its-shard"),
     _m("that leases were lost outlives a leader", "core.lead.scene", "(self.plan.again or self.plan.leases_lost)", "self.plan.again", "a-daemon-is-away-as-the-store-loses-all-and-the-leader-changes"),
     _m("where all are back no lease is missed", "core.lead.scene", "leases_lost=self.leases_lost and any(", "leases_lost=self.leases_lost or any(", "a-leader-dies-soon-after-all-are-back-beside-a-store-that-lost-all"),
+    _m("who alone has a shard is waited for before a further probe", "core.lead.probing", "plan.strike) if lost else None", "plan.strike) if False else None", "a-keeper-is-away-as-a-probe-is-made-across"),
     _m("a new leader waits for those who lost their leases with the store", "core.lead.scene", "waits = self.grace or member in", "waits = member in", "all-leases-lapse-and-a-worker-dies"),
     _m("of two ends the one that was found cut off stays out", "core.lead.scene", "key=self.found_cut_off.__contains__", "key=lambda _: False", "two-are-left-and-one-was-cut-off"),
     _m("what two ends say otherwise is tested again", "core.lead.probing", "    if out and len(seats) == len(plan.seats) and (again := _disagreeing(scene, answers)):\n", "    if False:\n", "cut-off-no-more-as-it-tests-itself"),
