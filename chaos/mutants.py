@@ -91,6 +91,7 @@ MUTANTS: Final = (
     _m("so was who has failed with a newer state than the disk's", "core.lead.scene", " or any(r.step > self.plan.resume for r in new):", ":", "a-leader-in-a-new-life-knows-of-a-newcomer-that-has-failed"),
     _m("who has left a larger gang was there", "core.lead.scene", "if self.me not in plan.seat_of and any(record.born < plan.generation for record in left):", "if False:", "a-leader-in-a-new-life-knows-that-a-gang-had-grown"),
     _m("nobody speaks of itself before it has read the store", "core.node.follow", "    if lease_held(state, now) and state.view.revision > 0:\n", "    if lease_held(state, now):\n", "drained-and-its-daemon-restarts-beside-a-store-that-lags"),
+    _m("a look at a gang is none at a later one", "core.node.follow", "view.look != plan.generation or ", "", "a-node-joins-after-a-look-at-a-gang-before"),
     _m("a failure that nobody has counted is told of before its seat is filled", "core.node.follow", "(uncounted or not workers.warm)", "not workers.warm", "a-crash-loop-beside-a-node-that-would-join"),
     _m("a quarantine counts before it is seen", "core.lead.scene", "return frozenset(self.held) | self.lead.custody.confining.keys()", "return frozenset(self.held)", "two-fail-before-the-first-ones-quarantine-is-seen"),
     _m("the next life of a node is no spare beside its seat", "core.lead.scene", "if r.member.node not in here)", "if r.member not in {seat.member for seat in seats})", "a-job-is-stopped-as-a-seated-node-is-back-in-another-life"),

@@ -349,8 +349,10 @@ class Node:
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
             case events.LookAt(generation=generation, request=request) if generation != self.generation:
+                self._check_look(generation, request)
                 self.world.later(0.001, self._unseen, self.life, request)
-            case events.LookAt(request=request):
+            case events.LookAt(generation=generation, request=request):
+                self._check_look(generation, request)
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
                 self.world.later(delay, self._looked, self.life, None, request)
@@ -389,6 +391,13 @@ class Node:
                     f"it tells of rank {fact.rank} in generation {fact.generation}, which was none of its own: {fact}"
                 )
                 self.world.note(Bug(at=self.world.now, node=self.name, error=error))
+
+    def _check_look(self, generation: int, request: int) -> None:
+        """A request to look at a gang is none to look at a later one."""
+        asked = self.cluster.store.looks.get(request, generation)
+        if asked != generation:
+            error = f"it looks at generation {generation}, of which nobody has asked, but of {asked}"
+            self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
     def _now(self, life: int, what: Callable[[], None]) -> None:
         if life == self.life:
