@@ -127,16 +127,25 @@ def _written_again(state: State, plan: Plan) -> Restore:
 def _again(state: State, plan: Plan) -> Plan:
     """The plan that was lost, for the same members, as the next one of all. Who trains forms anew, in place.
 
+    A script cannot, and starts again as for growth, with time for a save. Found by playing: told to go on in place it did not,
+    for as long as a reform may take, and was then probed and started afresh without a save.
+
     A store that loses its data again may have known of one that was written again: found by two losses within 0.3 s.
     """
     view = state.view
     why = Why.STORE_LOST if view.plan_revision == 0 else Why.STORE_SET_BACK
     lost = Cause(why=why, nodes=(state.me.node,))
-    trains = plan.phase is Phase.TRAIN
+    generation = max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch)
+    trains, seats, rung = plan.phase is Phase.TRAIN, plan.seats, plan.rung
+    if trains and not state.settings.means.in_place:
+        seats, rung = tuple(replace(seat, born=generation) for seat in seats), Rung.START
+    elif trains and rung is not Rung.RELOAD:
+        rung = Rung.REFORM
     return replace(
         plan,
-        generation=max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch),
-        rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
+        generation=generation,
+        seats=seats,
+        rung=rung,
         resume=view.committed,
         causes=(lost,) if trains else (*plan.causes, lost),
         verdict=None,
