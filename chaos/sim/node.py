@@ -92,6 +92,7 @@ class Node:
         self.stands_in = False  # for a daemon that died
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
+        self.warm_at = 0.0
         self.bits, self.step = "", 0  # (what its first warm process has found out)
         self.phase = ""  # where it is one by which the core tells who is there
         self.loaded_at, self.restores = (
@@ -568,6 +569,7 @@ class Node:
             return
         if not self.warm:
             self.warm, self.bits = True, self.cluster.bits_of(self.name)
+            self.warm_at = self.world.now
             self.tell()
 
     def kill_agent(self) -> None:
@@ -794,7 +796,9 @@ class Node:
             self.work, self.phase = Work.TRAINING, UNTOLD
         self._warm_up()
         self.cluster.reach("forming", self)
-        self.loaded_at = self.world.now + 0.2 + 0.3 * self.chance.random() + self.cluster.shape.load_s
+        begun = self.warm_at if self.cluster.shape.load_ahead else self.world.now
+        loaded_at = max(self.world.now, begun + self.cluster.shape.load_s)
+        self.loaded_at = loaded_at + 0.2 + 0.3 * self.chance.random()
         self._come(plan, 0.0)
         self.tell()
 
