@@ -94,7 +94,8 @@ def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
         if not plan.again:
             continue
         causes = [cause.why in lost for cause in plan.causes]
-        rungs = (Rung.REFORM, Rung.RELOAD) if case.scenario.shape.settings.means.in_place else (Rung.START,)
+        in_place = case.scenario.shape.settings.means.in_place
+        rungs = (Rung.REFORM, Rung.RELOAD) if in_place else (Rung.START, Rung.RESTART)
         if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in rungs)):
             yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}: {plan.reason}"
         if not trains and before.plan.phase is plan.phase and plan.rung is not before.plan.rung:
