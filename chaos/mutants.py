@@ -179,6 +179,7 @@ MUTANTS: Final = (
     _m("the leaving get no new seat", "core.lead.scene", "if not record.warm or record.leaving or", "if not record.warm or", "drained-in-a-pause"),
     _m("who alone has a shard is waited for though the store lost all leases", "core.lead.shards", "        return scene.leases_lost\n", "        return False\n", "a-daemon-is-away-as-the-store-loses-all-and-nobody-else-has-its-shard"),
     _m("a script starts again as its plan is written again", "core.node.setback", "    if trains and not state.settings.means.in_place:\n", "    if False:\n", "a-script-beside-a-store-that-lost-its-data"),
+    _m("a failure is forgotten once the job has got on", "core.lead.scene", "strike=None if strike and self.newest > strike.step else strike,", "strike=strike,", "a-program-fails-twice-and-got-on-in-between"),
     _m("that leases were lost outlives a leader", "core.lead.scene", "(self.plan.again or self.plan.leases_lost)", "self.plan.again", "a-daemon-is-away-as-the-store-loses-all-and-the-leader-changes"),
     _m("where all are back no lease is missed", "core.lead.scene", "leases_lost=self.leases_lost and any(", "leases_lost=self.leases_lost or any(", "a-leader-dies-soon-after-all-are-back-beside-a-store-that-lost-all"),
     _m("who alone has a shard is waited for before a further probe", "core.lead.probing", "plan.strike) if lost else None", "plan.strike) if False else None", "a-keeper-is-away-as-a-probe-is-made-across"),

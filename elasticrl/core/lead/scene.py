@@ -638,7 +638,7 @@ class Scene:
             team=self.settings.team,
             endpoint=next((endpoint for endpoint in offers if endpoint), self._met_before(seats)),
             causes=causes[:KEPT],
-            strike=strike,
+            strike=None if strike and self.newest > strike.step else strike,  # the job has got on since
             exit_code=exit_code,
             bits=self.bits,
             pairs=pairs,
