@@ -64,7 +64,7 @@ MUTANTS: Final = (
     _m("all whose workers run are held", "core.node.setback", "if r.work in ALIVE and r.generation == newest]", "if r.member == state.me]", "all-daemons-restart-beside-an-empty-store"),
     _m("nor is it by a leader without workers", "core.node.setback", "    if plan_of(state) is not None:\n        return workers_of(", "    if True:\n        return workers_of(", "a-newcomer-leads-as-nobody-knows-the-plan"),
     _m("an older plan is not followed", "core.node.setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
-    _m("a pause outlives the store's loss", "core.node.setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
+    _m("a pause outlives the store's loss", "core.node.setback", "if (view.lost or again) and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     _m("what is asked after the store's loss counts", "core.node.setback", "        if not _asked_since(known, view):", "        if True:", "a-resume-just-after-the-store-lost-its-data"),
     _s("what is written again is fenced by what was asked", "(self.shared.plan_revision, self.shared.commit_revision, self.shared.intent_revision)\n        if at != (action.if_plan, action.if_commit, action.if_intent):", "(self.shared.plan_revision, self.shared.commit_revision)\n        if at != (action.if_plan, action.if_commit):", "a-resume-as-a-lost-plan-is-written-again"),
     # Following.
@@ -180,6 +180,7 @@ MUTANTS: Final = (
     _m("who alone has a shard is waited for though the store lost all leases", "core.lead.shards", "        return scene.leases_lost\n", "        return False\n", "a-daemon-is-away-as-the-store-loses-all-and-nobody-else-has-its-shard"),
     _m("a script starts again as its plan is written again", "core.node.setback", "    if trains and not state.settings.means.in_place:\n", "    if False:\n", "a-script-beside-a-store-that-lost-its-data"),
     _m("a failure is forgotten once the job has got on", "core.lead.scene", "strike=None if strike and self.newest > strike.step else strike,", "strike=strike,", "a-program-fails-twice-and-got-on-in-between"),
+    _m("a pause is known before its news comes again", "core.node.setback", "if (view.lost or again) and", "if view.lost and", "a-pause-and-a-plan-that-was-written-again-are-heard-of-apart"),
     _m("that leases were lost outlives a leader", "core.lead.scene", "(self.plan.again or self.plan.leases_lost)", "self.plan.again", "a-daemon-is-away-as-the-store-loses-all-and-the-leader-changes"),
     _m("where all are back no lease is missed", "core.lead.scene", "leases_lost=self.leases_lost and any(", "leases_lost=self.leases_lost or any(", "a-leader-dies-soon-after-all-are-back-beside-a-store-that-lost-all"),
     _m("who alone has a shard is waited for before a further probe", "core.lead.probing", "plan.strike) if lost else None", "plan.strike) if False else None", "a-keeper-is-away-as-a-probe-is-made-across"),

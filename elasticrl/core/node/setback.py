@@ -26,7 +26,9 @@ def better(known: View, view: View) -> View:
             view = replace(view, plan=plan, lost=True)
     if commit is not None and view.committed < commit.step:
         view = replace(view, commit=commit, lost=True)
-    if view.lost and view.intent_generation < known.intent_generation:
+    # Of a plan that was written again the news may come before that of what was wanted, which was written with it.
+    again = view.plan is not None and view.plan.again
+    if (view.lost or again) and view.intent_generation < known.intent_generation:
         if not _asked_since(known, view):
             view = replace(view, intent=known.intent, intent_by=known.intent_by)
         # What was asked since is as new as what was known: else a second loss would forget it.
