@@ -85,14 +85,18 @@ def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
 
 
 def what_is_written_again_says_so(case: Case) -> Iterator[Complaint]:
-    """A plan that the store had lost names that. Who trains forms anew, for that cause alone; who holds goes on as before."""
+    """A plan that the store had lost names that. Who trains forms anew for that cause alone, or starts again as a script; who
+    holds goes on as before.
+    """
     lost = (Why.STORE_LOST, Why.STORE_SET_BACK)
     for before, fact in pairwise(case.plans):
         plan, trains = fact.plan, fact.plan.phase is Phase.TRAIN
         if not plan.again:
             continue
         causes = [cause.why in lost for cause in plan.causes]
-        if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in (Rung.REFORM, Rung.RELOAD))):
+        in_place = case.scenario.shape.settings.means.in_place
+        rungs = (Rung.REFORM, Rung.RELOAD) if in_place else (Rung.START, Rung.RESTART)
+        if not causes[-1] or (trains and (len(causes) > 1 or plan.rung not in rungs)):
             yield fact.at, f"generation {plan.generation} is written again on rung {plan.rung}: {plan.reason}"
         if not trains and before.plan.phase is plan.phase and plan.rung is not before.plan.rung:
             yield (

@@ -182,6 +182,8 @@ class Beats:
         if receiver not in self.listeners[sender] or not self._by_message(sender, receiver):
             self.loops.discard(pair)
             self._compare(sender, receiver)
+            if receiver in self.listeners[sender] and pair not in self.silent:
+                self.world.later(self._next_beat(sender) - self.world.now, self._heard, sender, receiver, False)
             return
         lossy = self.cluster.net.lossy
         share = max(lossy.get(sender, 0.0), lossy.get(receiver, 0.0))

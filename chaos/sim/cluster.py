@@ -47,6 +47,7 @@ class Shape:
     save_s: float = 0.6
     warm_s: tuple[float, float] = (1.0, 1.5)
     load_s: float = 0.0  # until the program of a fresh worker has its model
+    load_ahead: bool = False  # a spare process loads it as soon as it is warm
     restore_s: float = 0.0  # until state that was kept is put back, beside what that takes with a small model
     agent_s: float = 2.0
     watch_s: float = 0.01

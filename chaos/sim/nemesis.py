@@ -4,7 +4,7 @@ The one idea: a fault knows how to be undone, or needs no undoing; healing is un
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,9 +16,11 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from chaos.sim.store import Backup
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import UNTOLD, Phase, Stall, Verb, Work
+from elasticrl.contract.model import UNTOLD, Member, Phase, Stall, Verb, Work
 from elasticrl.core.lead.drain import needed, refusal
 from elasticrl.core.node.dossier import WAYS
+
+LOOKED_S = 0.01  # from an operator's look to what he then writes
 
 Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
@@ -506,21 +508,32 @@ class Nemesis:
         return ((node.name,) if concerned else ()), undo
 
     def _drain_if_spared(self, fault: Fault, node: Node) -> Done | None:
-        """As `elasticrl drain` does from a machine that is no node. `value`: the `min_nodes` of the configuration there."""
+        """As `elasticrl drain` does from a machine that is no node. `value`: the `min_nodes` of the configuration there.
+
+        It looks, and then writes: what others have asked for in between it has not looked at.
+        """
         store, settings = self.cluster.store, self.cluster.settings
         if not store.up:
             return None
-        view = store.whole()
+        view, asked = store.whole(), dict(store.drains)
         least = needed(view) or int(fault.value) or settings.membership.min_nodes
         there = replace(settings, membership=replace(settings.membership, min_nodes=least))
-        if why := refusal(view, there, node.name, store.drains.values()):
+        if why := refusal(view, there, node.name, asked.values()):
             self.world.note(Refused(at=self.world.now, node=node.name, why=why))
             return (), None
         if node.name not in store.records:
             return (), None  # he is told that it is no member
-        self.world.note(Asked(at=self.world.now, verb=Verb.DRAIN.value, node=node.name))
-        store.ask(Verb.DRAIN, node.name)
+        self.world.later(LOOKED_S, self._drain_as_looked, fault, node, asked)
         return (node.name,), None
+
+    def _drain_as_looked(self, fault: Fault, node: Node, asked: Mapping[str, Member]) -> None:
+        store = self.cluster.store
+        if not store.up or node.name not in store.records:
+            return
+        if store.drain(node.name, asked):
+            self.world.note(Asked(at=self.world.now, verb=Verb.DRAIN.value, node=node.name))
+        else:
+            self._drain_if_spared(fault, node)
 
     def _start_again(self) -> Done | None:
         """All nodes of a job that is over, and that all have left."""

@@ -92,6 +92,7 @@ class Node:
         self.stands_in = False  # for a daemon that died
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
+        self.warm_at = 0.0
         self.bits, self.step = "", 0  # (what its first warm process has found out)
         self.phase = ""  # where it is one by which the core tells who is there
         self.loaded_at, self.restores = (
@@ -349,8 +350,10 @@ class Node:
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
             case events.LookAt(generation=generation, request=request) if generation != self.generation:
+                self._check_look(generation, request)
                 self.world.later(0.001, self._unseen, self.life, request)
-            case events.LookAt(request=request):
+            case events.LookAt(generation=generation, request=request):
+                self._check_look(generation, request)
                 low, high = self.cluster.look_s
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
                 self.world.later(delay, self._looked, self.life, None, request)
@@ -389,6 +392,13 @@ class Node:
                     f"it tells of rank {fact.rank} in generation {fact.generation}, which was none of its own: {fact}"
                 )
                 self.world.note(Bug(at=self.world.now, node=self.name, error=error))
+
+    def _check_look(self, generation: int, request: int) -> None:
+        """A request to look at a gang is none to look at a later one."""
+        asked = self.cluster.store.looks.get(request, generation)
+        if asked != generation:
+            error = f"it looks at generation {generation}, of which nobody has asked, but of {asked}"
+            self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
     def _now(self, life: int, what: Callable[[], None]) -> None:
         if life == self.life:
@@ -559,6 +569,7 @@ class Node:
             return
         if not self.warm:
             self.warm, self.bits = True, self.cluster.bits_of(self.name)
+            self.warm_at = self.world.now
             self.tell()
 
     def kill_agent(self) -> None:
@@ -785,7 +796,9 @@ class Node:
             self.work, self.phase = Work.TRAINING, UNTOLD
         self._warm_up()
         self.cluster.reach("forming", self)
-        self.loaded_at = self.world.now + 0.2 + 0.3 * self.chance.random() + self.cluster.shape.load_s
+        begun = self.warm_at if self.cluster.shape.load_ahead else self.world.now
+        loaded_at = max(self.world.now, begun + self.cluster.shape.load_s)
+        self.loaded_at = loaded_at + 0.2 + 0.3 * self.chance.random()
         self._come(plan, 0.0)
         self.tell()
 

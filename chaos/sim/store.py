@@ -97,6 +97,7 @@ class Store:
         self.quarantines: dict[str, Quarantine] = {}
         self.confined_at: dict[str, float] = {}
         self.drains: dict[str, Member] = {}
+        self.looks: dict[int, int] = {}  # which gang was to be looked at, by the request's revision
         self.leader_lease = 0
         self.leases: dict[int, Lease] = {}
         self.watchers: dict[str, Watcher] = {}
@@ -199,6 +200,7 @@ class Store:
         self.shared = replace(to.shared, epoch=self.shared.epoch + 1)
         self.revision = to.shared.revision
         self.records, self.quarantines, self.drains = dict(to.records), dict(to.quarantines), dict(to.drains)
+        self.looks = {}
         self.leader_lease = to.leader_lease
         self.leases = {number: Lease(owner, self._ttl_s, now + self._ttl_s) for number, owner in to.leases.items()}
         self._everyone = None
@@ -312,6 +314,7 @@ class Store:
     def inspect(self, action: events.Inspect) -> None:
         """Where are everybody's workers?"""
         if self.shared.leader_revision == action.if_leader:
+            self.looks[self.revision + 1] = action.generation
             self._share(look=action.generation, look_revision=self.revision + 1)
             self._world.note(Inspected(at=self._world.now, generation=action.generation))
 
@@ -329,8 +332,15 @@ class Store:
                 self._note_quarantine(replace(gone, held=False))
             self._touch(node, "drain", "quarantine")
         elif verb is Verb.DRAIN and node and node in self.records:
-            self.drains[node] = self.records[node][0].member
-            self._touch(node, "drain")
+            self.drain(node, self.drains)
+
+    def drain(self, node: str, asked: Mapping[str, Member]) -> bool:
+        """A node that is here is to leave, if nobody was asked to since whoever asks has looked."""
+        if self.drains != asked:
+            return False
+        self.drains[node] = self.records[node][0].member
+        self._touch(node, "drain")
+        return True
 
     def _note_quarantine(self, quarantine: Quarantine) -> None:
         self._world.note(

@@ -113,6 +113,7 @@ class Plan:
         str, ...
     ] = ()  # nodes of the newest gang that sealed a step, in rank order, where they are not those of the seats
     again: bool = False  # it is the one before, written anew for a store that had lost it, and all leases with it
+    leases_lost: bool = False  # it comes soon after such a one: who has no lease may live
     waited: int = -1  # the commit since which the job has held for members that were put out
     saves: bool = (
         False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms

@@ -6,9 +6,10 @@ the store has not confirmed is refused: who asks is told so, and asks again.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from elasticrl.contract.model import INTENTS, Commit, Intent, Member, Plan, Record, Rollout, Verb, View
 from elasticrl.contract.settings import Settings
@@ -16,7 +17,7 @@ from elasticrl.core.lead.drain import refusal
 from elasticrl.daemon.control import Refused
 from elasticrl.daemon.stored import read_all, readable
 from elasticrl.shell import keys
-from elasticrl.shell.office import life_of, request
+from elasticrl.shell.office import Outrun, life_of, request
 from elasticrl.shell.sight import Wanted
 from elasticrl.shell.sight import read as seen
 from elasticrl.status.answers import absent, ending, let_go, promise
@@ -26,6 +27,8 @@ from elasticrl.status.picture import Picture, newest, picture, unsaved
 from elasticrl.store import Store, StoreError
 
 LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
+LOOKS: Final = 64  # at who can be spared; each time another drain has got through
+T = TypeVar("T")
 
 
 async def look(
@@ -78,31 +81,51 @@ async def begun(store: Store, view: View) -> View:
     return view
 
 
-async def spared(store: Store, view: View, settings: Settings, node: str, *, own: str) -> None:
-    """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know. `own`: the
-    node that is asked, which has no record yet when it has just begun.
+async def in_turn(look: Callable[[], Awaitable[int | None]], write: Callable[[int | None], Awaitable[T]]) -> T:
+    """A drain that nobody forces: `look` who can be spared, and `write` it down unless another came in between."""
+    for _ in range(LOOKS):
+        with suppress(Outrun):
+            return await write(await look())
+    raise Refused(f"{LOOKS} other nodes were asked to leave in this moment; see elasticrl status, then ask again")
+
+
+async def last_drain(store: Store) -> int:
+    """The revision of the newest drain; 0: there was none. Read before looking who can be spared."""
+    entry = await store.get(keys.DRAINED)
+    return entry.mod_revision if entry else 0
+
+
+async def spared(store: Store, view: View, settings: Settings, node: str, *, own: str) -> int | None:
+    """`Refused` if the others cannot spare this node; else the newest drain that this has looked at, for its `request`. If the
+    store does not say who they are (None), whoever asks may know. `own`: the node that is asked, which has no record yet when
+    it has just begun: then nobody counts on it (None).
     """
     with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(LOOK_FIRST_S):
+            last = await last_drain(store)
             records, quarantines = await read_all(store)
             asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
             view = await begun(store, view)
-        if node == own:
-            records.setdefault(node, Record(member=Member(node=node, incarnation=0)))
+        begins = node == own and node not in records
+        if begins:
+            records[node] = Record(member=Member(node=node, incarnation=0))
         view = replace(view, records=records, quarantines=quarantines)
         if why := refusal(view, settings, node, asked.values()):
             raise Refused(why)
+        return None if begins else last
+    return None
 
 
 async def write_down(
-    store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int, within_s: float
-) -> str:
+    store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int, within_s: float,
+    after: int | None = None,
+) -> str:  # fmt: skip
     """What an operator asks of others into the store, and what he is told; or `Refused`: nobody asks it again for him, so he
     must know.
     """
     try:
         async with asyncio.timeout(within_s):
-            said = await ask(store, verb, node, view, job=job, by=by, needs=needs)
+            said = await ask(store, verb, node, view, job=job, by=by, needs=needs, after=after)
     except (StoreError, TimeoutError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         again = " ".join(filter(None, ("elasticrl", str(verb), node)))
@@ -117,11 +140,15 @@ async def write_down(
     return said
 
 
-async def ask(store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int) -> str | None:
-    """What an operator asks of others into the store, and what he is told; None: there is no such node. `by`: who he is."""
+async def ask(
+    store: Store, verb: Verb, node: str | None, view: View, *, job: str, by: str, needs: int, after: int | None = None
+) -> str | None:
+    """What an operator asks of others into the store, and what he is told; None: there is no such node. `by`: who he is.
+    `after`: as `request` has it.
+    """
     before = await intent(store) if verb in {Verb.PAUSE, Verb.RESUME} else None
     records = (await read_all(store))[0] if verb is Verb.STOP else {}
-    known = await request(store, verb, node, view.generation, by)
+    known = await request(store, verb, node, view.generation, by, after=after)
     match verb:
         case Verb.DRAIN if node and not known:
             return let_go(node) if await forget(store, node) else None

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from elasticrl.config import load, to_core
@@ -19,7 +20,7 @@ from elasticrl.contract.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.contract.settings import Settings
 from elasticrl.core.lead.drain import needed, refusal
 from elasticrl.daemon import operators
-from elasticrl.daemon.control import name_of
+from elasticrl.daemon.control import Refused, name_of
 from elasticrl.daemon.history import about
 from elasticrl.daemon.stored import readable
 from elasticrl.diagnose.job_store import store_settings
@@ -128,17 +129,30 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
             raise Unwilling(f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again")
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
             raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
-        needs = needed(view)
-        if verb is Verb.DRAIN and node and unless is not None:
-            asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
-            membership = replace(unless.membership, min_nodes=needs or unless.membership.min_nodes)
-            if why := refusal(view, replace(unless, membership=membership), node, asked.values()):
-                raise Unwilling(why)
         by = f"{await name_of(os.getuid())} on {socket.gethostname()}"
-        said = await operators.ask(store, verb, node, view, job=job_of(where), by=by, needs=needs)
+        write = partial(operators.ask, store, verb, node, job=job_of(where), by=by, needs=needed(view))
+        if verb is Verb.DRAIN and node and unless is not None:
+            look = partial(_spared, store, unless, node)
+            try:
+                said = await operators.in_turn(look, lambda after: write(view, after=after))
+            except Refused as error:
+                raise Unwilling(str(error)) from None
+        else:
+            said = await write(view)
         if said is None:
             raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
     return said
+
+
+async def _spared(store: Store, unless: Settings, node: str) -> int:
+    """The newest drain that this has looked at, or `Refused`."""
+    last = await operators.last_drain(store)
+    view = await now(store)
+    asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+    membership = replace(unless.membership, min_nodes=needed(view) or unless.membership.min_nodes)
+    if why := refusal(view, replace(unless, membership=membership), node, asked.values()):
+        raise Refused(why)
+    return last
 
 
 async def events(where: StoreSettings, node: str | None, *, follow: bool) -> AsyncIterator[dict[str, Any]]:

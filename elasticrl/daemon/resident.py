@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,22 +219,34 @@ class Resident(ABC):
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         if asked is Verb.DRAIN and not question.get("force"):
-            store, view, _ = self.seen
-            await operators.spared(store, view, self.settings, node or self.name, own=self.name)
-        self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
-        if asked is Verb.DRAIN and node in (None, self.name):
+            return await operators.in_turn(
+                partial(self._spared, node or self.name), partial(self._do, asked, node, asker)
+            )
+        return await self._do(asked, node, asker, None)
+
+    async def _spared(self, node: str) -> int | None:
+        store, view, _ = self.seen
+        return await operators.spared(store, view, self.settings, node, own=self.name)
+
+    async def _do(self, asked: Verb, node: str | None, asker: control.Asker, after: int | None) -> str:
+        """What an operator asks, if no other drain came after that one (None: whatever came)."""
+        self.log.info("control.asked", verb=asked.value, target=node or "", uid=asker.uid, pid=asker.pid)
+        own = asked is Verb.DRAIN and node in (None, self.name)
+        store, view, _ = self.seen
+        if own and after is None:
             self._drain()
-            store, view, _ = self.seen
             with suppress(StoreError, TimeoutError):  # so that `status` says who wanted it; it leaves without that, too
                 async with asyncio.timeout(NOTE_S):
                     await request(store, asked, self.name, view.generation)
             return promise(asked, self.tree.job.name, self.name)
-        store, view, _ = self.seen
         by = f"{await control.name_of(asker.uid)} on {self.name}"
-        return await operators.write_down(
-            store, asked, node, view, job=self.tree.job.name, by=by,
-            needs=self.settings.membership.min_nodes, within_s=self.tree.store.timeout_s,
+        said = await operators.write_down(
+            store, asked, self.name if own else node, view, job=self.tree.job.name, by=by,
+            needs=self.settings.membership.min_nodes, within_s=self.tree.store.timeout_s, after=after,
         )  # fmt: skip
+        if own:
+            self._drain()
+        return said
 
     async def picture(self) -> Picture:
         """What the whole job looks like."""

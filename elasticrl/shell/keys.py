@@ -13,6 +13,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     quarantine/<node>    who is kept out, and why
     rollout/<node>       what a rollout node says of itself, under its lease
     drain/<node>         the life of a node that was asked to leave
+    drained              who was asked last; each drain is fenced by the one before
     past                 what befell the job so far, for display
     secret               the key that neighbours sign their beats with
 """
@@ -37,6 +38,7 @@ ANSWERS = "answers/"
 MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"
+DRAINED = "drained"
 ROLLOUTS = "rollout/"
 PAST = "past"
 SECRET = "secret"  # noqa: S105 - the key's name, not a secret

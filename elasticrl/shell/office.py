@@ -29,6 +29,10 @@ from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
 
 
+class Outrun(Exception):
+    """Another drain was written since whoever asks for this one has looked who can be spared."""
+
+
 class Office:
     """Performs what the core decides about the store, under one lease."""
 
@@ -164,11 +168,15 @@ async def together(ttl_s: float) -> None:
     await asyncio.sleep(-time.time() % min(TOGETHER_S, ttl_s / 100))
 
 
-async def request(store: Store, verb: Verb, node: str | None, generation: int, by: str = "") -> bool:
+async def request(
+    store: Store, verb: Verb, node: str | None, generation: int, by: str = "", *, after: int | None = None
+) -> bool:
     """Write down what an operator asks, for those whom it concerns to see; `by` whom, if that is known. False: there is no such
     node.
 
     `generation` is the newest that the asker knows of: what was wanted of an earlier run of the job is not wanted of a later.
+    `after`: the newest drain that the asker has seen, by its revision, or 0; if there is a newer one, `Outrun`. None: whatever
+    there is.
     """
     if verb in INTENTS:
         await store.put(keys.INTENT, keys.dump(Wanted(intent=INTENTS[verb], generation=generation, by=by)))
@@ -181,7 +189,10 @@ async def request(store: Store, verb: Verb, node: str | None, generation: int, b
         member = await life_of(store, node)
         if member is None:
             return False
-        await store.put(keys.drain_key(node), keys.dump(member))
+        fences = [] if after is None else [Unchanged(key=keys.DRAINED, revision=after)]
+        both = [Put(key=key, value=keys.dump(member)) for key in (keys.drain_key(node), keys.DRAINED)]
+        if not (await store.txn(fences, both)).ok:
+            raise Outrun
     return True
 
 

@@ -8,6 +8,7 @@ from core_kit import SETTINGS, Life, leads, record, trains
 from elasticrl.contract import events, orders
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.level import Level
 from elasticrl.contract.model import Commit, Intent, Member, Phase, Rung, Verb, View, Work
 from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node.adopt import AHEAD
@@ -51,6 +52,29 @@ def test_what_the_store_has_lost_is_written_again_above_all_that_anybody_has_see
     assert life.state.lost_since is None
     life.at(6.5, Tick(now=0))
     assert restored(life) is None
+
+
+@pytest.mark.parametrize(
+    ("seats", "offer", "rung", "meets"),
+    [
+        (("n00", "n01"), "n00:29501", Rung.START, "n00:29501"),
+        (("n00", "n01"), "", Rung.RESTART, "n00:29500"),  # its agent is away
+        (("n01", "n02"), "n00:29501", Rung.RESTART, "n00:29500"),  # its agent is told nothing, and would offer it again
+    ],
+)
+def test_a_script_starts_again_and_meets_where_no_gang_has_met(seats, offer, rung, meets):
+    life = Life("n00/1", replace(SETTINGS, level=Level.TOLD))
+    leads(life)
+    trains(life, 2.6, 3, *seats, endpoint="n00:29500")
+    life.at(3.0, Workers(now=0, work=Work.TRAINING, generation=3, born=3, warm=True, endpoint=offer))
+    before = life.view.plan
+    assert before.endpoint == "n00:29500"
+    lost(life, 4.0)
+    life.leased(6.0)
+    life.at(4.0 + life.state.settings.membership.lease_ttl_s + 2.0, Tick(now=0))  # who has no seat lets others go first
+    again = restored(life).plan
+    assert (again.rung, again.endpoint, again.again) == (rung, meets, True)
+    assert {seat.born for seat in again.seats} == {again.generation}
 
 
 def test_an_older_plan_in_a_store_that_was_set_back_is_not_followed():

@@ -1,11 +1,18 @@
 """Which nodes may be asked to leave: those that the others can do without, as the leader would count them."""
 
+import asyncio
+from functools import partial
+
 import pytest
 
 from elasticrl.contract.cause import Cause, Why
-from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.contract.model import Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
 from elasticrl.contract.settings import Membership, Settings
 from elasticrl.core.lead.drain import refusal
+from elasticrl.daemon.control import Refused
+from elasticrl.daemon.operators import ask, in_turn, spared
+from elasticrl.shell import keys
+from elasticrl.store.memory import MemoryServer, MemoryStore
 
 
 def member(node: str) -> Member:
@@ -78,3 +85,41 @@ def test_before_the_first_plan_the_sentence_says_what_ends_the_job() -> None:
         "a stays: there is no plan yet that it could leave, and the first may need it. Ask again when the job trains, "
         "or end it: elasticrl stop"
     )
+
+
+def test_of_two_who_look_at_the_same_moment_one_looks_again_and_is_refused() -> None:
+    view, settings = seen("abc"), Settings(lanes=8, membership=Membership(min_nodes=2))
+
+    async def play() -> tuple[list[str | Refused | None], list[str]]:
+        store, both = MemoryStore(MemoryServer()), asyncio.Barrier(2)
+        for record in (view.records or {}).values():
+            await store.put(keys.member_key(record.member.node), keys.dump(record))
+
+        async def drain(node: str) -> str | None:
+            looks = 0
+
+            async def look() -> int | None:
+                nonlocal looks
+                looks += 1
+                found = await spared(store, view, settings, node, own="z")
+                if looks == 1:
+                    await both.wait()
+                return found
+
+            write = partial(ask, store, Verb.DRAIN, node, view, job="j", by="somebody", needs=2)
+            return await in_turn(look, lambda after: write(after=after))
+
+        async def said(node: str) -> str | Refused | None:
+            try:
+                return await drain(node)
+            except Refused as error:
+                return error
+
+        told = await asyncio.gather(said("a"), said("b"))
+        return [*told], [entry.key for entry in (await store.scan(keys.DRAINS)).entries]
+
+    told, drains = asyncio.run(play())
+    (no,) = (each for each in told if isinstance(each, Refused))
+    assert "1 of the 2 nodes are left that the job needs" in str(no)
+    assert len(drains) == 1
+    assert keys.drain_key(str(no).split()[0]) not in drains

@@ -75,13 +75,14 @@ def probing(scene: Scene) -> Move | None:
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
     )
     verdict, done = _probed(scene, (*_between(ways, order), *departed(scene)))
+    lost = tuple(fate.cause for fate in scene.fates if fate.seat is None and fate.cause)  # during the probe
+    # Whose seat is lost meanwhile may alone have a shard: that comes before any further probe.
     if not any(answers.values()) and (again := _confirming(scene, order)):
-        return Move(plan=again, verdict=verdict)
-    # Whose seat is lost meanwhile may alone have a shard: that comes first.
+        wait = wait_for(scene, seats, lost, Rung.REFORM, plan.strike) if lost else None
+        return replace(wait or Move(plan=again), verdict=verdict)
     if out and len(seats) == len(plan.seats) and (again := _disagreeing(scene, answers)):
         return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
-        lost = tuple(fate.cause for fate in scene.fates if fate.seat is None and fate.cause)  # during the probe
         unreached = Cause(why=Why.UNREACHED, who=tuple(seat.member for seat in out))
         causes = (unreached,) if out else lost
         # Found by simulation: a spare that nobody had reached took the place of one that was put out for that.

@@ -307,7 +307,12 @@ class Scene:
         """Had the store lost all leases when this node began to lead?"""
         if self.lead.formation.planned_at > -inf:
             return self.lead.presence.emptied
-        return self.plan is not None and self.plan.again
+        return self.plan is not None and (self.plan.again or self.plan.leases_lost)
+
+    @property
+    def leases_lost(self) -> bool:
+        """May one live of whom the store says nothing, as it had lost all leases? For as long as a lease would last."""
+        return self.emptied and self.now < self.lead.since + self.settings.membership.lease_ttl_s
 
     @property
     def grace(self) -> bool:
@@ -626,7 +631,8 @@ class Scene:
     ) -> Plan:
         """The next plan. It says where each vault is now: one may have come back at another port since the last.
 
-        A hold or a probe hands on that the vaults are distrusted: else the next gang would form from them.
+        A hold or a probe hands on that the vaults are distrusted: else the next gang would form from them. And each plan, that
+        somebody may live whose lease the store has lost: else the next leader would take that one for dead.
         """
         rung = Rung.RELOAD if self.distrusted else rung
         seats = tuple(self._found_now(seat) for seat in seats)
@@ -648,7 +654,7 @@ class Scene:
             team=self.settings.team,
             endpoint=next((endpoint for endpoint in offers if endpoint), self._met_before(seats)),
             causes=causes[:KEPT],
-            strike=strike,
+            strike=None if strike and self.newest > strike.step else strike,  # the job has got on since
             exit_code=exit_code,
             bits=self.bits,
             pairs=pairs,
@@ -658,6 +664,7 @@ class Scene:
             gang=() if same else self.gang,
             waited=before if waited is None else waited,
             saves=saves,
+            leases_lost=self.leases_lost and any(node not in self.records for node in self.gang),
         )
 
     def _met_before(self, seats: tuple[Seat, ...]) -> str:

@@ -57,7 +57,7 @@ def _may_return(scene: Scene, node: str) -> bool:
     """
     record = scene.records.get(node)
     if record is None:
-        return scene.emptied and scene.now < scene.lead.since + scene.settings.membership.lease_ttl_s
+        return scene.leases_lost
     return not record.leaving
 
 

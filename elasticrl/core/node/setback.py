@@ -26,7 +26,9 @@ def better(known: View, view: View) -> View:
             view = replace(view, plan=plan, lost=True)
     if commit is not None and view.committed < commit.step:
         view = replace(view, commit=commit, lost=True)
-    if view.lost and view.intent_generation < known.intent_generation:
+    # Of a plan that was written again the news may come before that of what was wanted, which was written with it.
+    again = view.plan is not None and view.plan.again
+    if (view.lost or again) and view.intent_generation < known.intent_generation:
         if not _asked_since(known, view):
             view = replace(view, intent=known.intent, intent_by=known.intent_by)
         # What was asked since is as new as what was known: else a second loss would forget it.
@@ -127,16 +129,30 @@ def _written_again(state: State, plan: Plan) -> Restore:
 def _again(state: State, plan: Plan) -> Plan:
     """The plan that was lost, for the same members, as the next one of all. Who trains forms anew, in place.
 
+    A script cannot, and starts again: as for growth, with time for a save, where it may meet at a new place. (At one that was
+    used it would read what the gang before has left there, but for that a restart has another prefix.) Found by playing: told
+    to go on in place it did not, for as long as a reform may take, and was then probed and started afresh without a save.
+
     A store that loses its data again may have known of one that was written again: found by two losses within 0.3 s.
     """
     view = state.view
     why = Why.STORE_LOST if view.plan_revision == 0 else Why.STORE_SET_BACK
     lost = Cause(why=why, nodes=(state.me.node,))
-    trains = plan.phase is Phase.TRAIN
+    generation = max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch)
+    trains, seats, rung, endpoint = plan.phase is Phase.TRAIN, plan.seats, plan.rung, plan.endpoint
+    if trains and not state.settings.means.in_place:
+        # (The agent of who has no seat is told nothing, and would offer the same place once more.)
+        offer = workers_of(state).endpoint if state.me in plan.seat_of else ""
+        rung, endpoint = Rung.START if offer else Rung.RESTART, offer or endpoint
+        seats = tuple(replace(seat, born=generation) for seat in seats)
+    elif trains and rung is not Rung.RELOAD:
+        rung = Rung.REFORM
     return replace(
         plan,
-        generation=max(plan.generation, workers_of(state).generation) + AHEAD * max(1, view.epoch),
-        rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
+        generation=generation,
+        seats=seats,
+        rung=rung,
+        endpoint=endpoint,
         resume=view.committed,
         causes=(lost,) if trains else (*plan.causes, lost),
         verdict=None,
