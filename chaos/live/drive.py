@@ -460,6 +460,8 @@ class Drive:
         while self.eye.now < timed + grace or any(a.until is not None for a in self.active.values()):
             self.tick()
             time.sleep(LOOK_S)
+        if self.active:  # what lasts for good: a member that is heard is waited for for three leases without one
+            self._wait_for_answer(scenario, opened, 6)
         if wanted_end(scenario):  # before that nothing is healed: what ends the job may take several attempts
             self.until(lambda: self.over, scenario.liveness_s, "the job is over")
         going = "some gang trains on, or the job is over"
@@ -479,11 +481,14 @@ class Drive:
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
         self.until(lambda: self.over or self.well(healed), scenario.liveness_s * load_factor(), "all nodes train again")
         # Workers whose plan nobody knows train on for two leases before something comes of it.
-        late = self.eye.now + 3 * self.settings.membership.lease_ttl_s
+        self._wait_for_answer(scenario, opened, 3)
+        return self._unasked(scenario)
+
+    def _wait_for_answer(self, scenario: Scenario, opened: float, leases: int) -> None:
+        late = self.eye.now + leases * self.settings.membership.lease_ttl_s
         while not (self.over or self._answered(scenario, opened) or self.eye.now > late):
             self.tick()
             time.sleep(LOOK_S)
-        return self._unasked(scenario)
 
     def _answered(self, scenario: Scenario, opened: float) -> bool:
         """Has what the scenario expects come of it?"""

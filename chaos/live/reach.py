@@ -34,7 +34,7 @@ class Reach:
         self.job, self.eye = job, eye
         self.lab: Lab = job.lab
         self.off: set[str] = set()  # nodes whose daemon is not to run now
-        self.dark: set[str] = set()  # nodes that were lost and are back, in a job that was stopped meanwhile
+        self.dark: set[str] = set()  # nodes that were lost, or have left, in a job that was stopped meanwhile
 
     def whom(self, role: str) -> str:
         """The node of a role; empty if nobody has it."""

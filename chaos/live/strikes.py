@@ -661,7 +661,11 @@ class Hands(StorageHands):
         def back() -> None:
             again = self._started_since(node, told, LEAVE_S)
             self.off.discard(node)
-            if not (again or self._stopped()):
+            if again:
+                return
+            if self._stopped():  # it has left, or was stopped with the others: it may end either way
+                self.dark.add(node)
+            else:
                 self.job.start(node)
 
         return back

@@ -25,6 +25,7 @@ from elasticrl.base.trim import trim
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
 from elasticrl.contract.events import Asked, Cleared, Configured, Event, Suspected
 from elasticrl.contract.model import REFUSED, Member, Record, Verb, View
+from elasticrl.core.node.adopt import began
 from elasticrl.core.node.follow import told_now
 from elasticrl.core.node.names import elsewhere, namesake, twin
 from elasticrl.core.node.state import State
@@ -183,7 +184,10 @@ class Daemon(Resident):
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
         self._ours.set()
-        life = last if last and adopted else replace(await self._begin(store, last), since=since)
+        if last and adopted:
+            life = replace(last, since=began(last.since, since))
+        else:
+            life = replace(await self._begin(store, last), since=since)
         formerly, life = life.beat, replace(life, boot=self._boot, parted=False)
         self.home.save(life)
         me = life.member

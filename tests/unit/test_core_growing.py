@@ -8,6 +8,7 @@ from core_kit import SETTINGS, Life, leads, member, plan, record, seat, sent_qua
 from elasticrl.contract import events
 from elasticrl.contract.cause import Cause, Why
 from elasticrl.contract.events import Tick, Workers
+from elasticrl.contract.level import Level
 from elasticrl.contract.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
 from elasticrl.contract.settings import Membership
 from elasticrl.core.lead.scene import BACK_TTLS
@@ -478,3 +479,15 @@ def test_who_waits_for_a_member_without_a_lease_is_not_woken_at_the_moment_that_
         life.leased(went + after_s)
     decision = life.at(went + waits_s, Tick(now=0))
     assert decision.wake_at > life.now
+
+
+def test_a_scripts_node_that_does_not_start_again_is_left_out_when_that_has_had_its_time():
+    """A script trains from its first line, as far as is known: that the others do says nothing of it. Found by reading."""
+    life = Life(settings=replace(SETTINGS, level=Level.SUPERVISED, recovery=replace(SETTINGS.recovery, restart_s=8.0)))
+    leads(life)
+    trains(life, 2.0, 2, "n00", "n01", "n02")
+    life.seen(5.0, "all start again", plan=replace(plan(3, "n00", "n01", "n02"), rung=Rung.RESTART), plan_revision=30)
+    life.at(5.1, Workers(now=0, work=Work.TRAINING, generation=3, born=3, warm=True, endpoint="n00:29500"))
+    life.told(5.2, record("n02", work=Work.TRAINING, generation=3, born=3))
+    until(life, 5.0 + 8.0 + 1.0)
+    assert proposed(life).causes[0].who == (member("n01"),)

@@ -304,10 +304,11 @@ def late(scene: Scene) -> Move | None:
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
     silent = _silent(scene)
-    # A group forms with all, or not at all: where somebody trains, all have joined, and the others' news is late. Found by
-    # simulation: a store that lost half of all requests cost a node that trained its seat.
+    # A group forms with all, or not at all: where somebody trains, all have joined, and the others' news is late. (A script of
+    # which no `join()` tells trains from its first line.) Found by simulation: a store that lost half of all requests cost a
+    # node that trained its seat.
     told_by = scene.deadline + BACK_TTLS * scene.settings.membership.lease_ttl_s
-    if scene.doing[Work.TRAINING] and scene.now < told_by:
+    if scene.settings.means.joins and scene.doing[Work.TRAINING] and scene.now < told_by:
         return Move(wake_at=told_by, why="workers train; waiting for the news of all")
     setting = f"recovery.{plan.rung.name.lower()}"
     if not silent and (move := _unjoined(scene)):

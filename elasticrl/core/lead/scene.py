@@ -44,7 +44,7 @@ from elasticrl.core.node.suspect import Conviction, conviction, neighbours, spli
 
 T = TypeVar("T")
 BACK_TTLS = 3  # so many leases long a member that is heard may be without one
-PUTS_OUT = frozenset({Why.SILENT, Why.UNREACHED, Why.UNJOINED, Why.FAILED_AGAIN})  # by whom the caps do not spare
+PUTS_OUT = frozenset({Why.SILENT, Why.UNREACHED, Why.UNJOINED})  # by whom the caps do not spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,18 +164,19 @@ class Scene:
 
     @cached_property
     def _put_out(self) -> frozenset[str]:
-        """Whom the newest plan put out, and of whose quarantine no news has come yet.
+        """Whom the newest plan put out, and of whose quarantine no news has come yet to a leader that is new. (One that has led
+        for longer knows of its own.)
 
         Found by simulation: a new leader had the last one's plan before its quarantines, and put away eight nodes of 24.
         """
         plan = self.plan
-        if plan is None or not plan.causes:
+        if plan is None or not plan.causes or self.now >= self.lead.since + self.settings.membership.lease_ttl_s:
             return frozenset()
         spared = {member for cause in plan.causes if cause.why is Why.CAPPED for member in cause.who}
         named = {member for cause in plan.causes if cause.why in PUTS_OUT for member in cause.who} - spared
         known = self.view.quarantines or {}
-        up = {m.node for m in named if (record := self.records.get(m.node)) and record.member == m}
-        return frozenset(up) - known.keys() - plan.place.keys()
+        up = (m.node for m in named if (record := self.records.get(m.node)) and record.member == m)
+        return frozenset(node for node in up if node not in known and node not in plan.place)
 
     @timeless
     def apart(self) -> Mapping[str, frozenset[str]]:

@@ -26,6 +26,19 @@ class Kept:
     newest: int
 
 
+def began(since: int, revision: int) -> int:
+    """When an adopted life began, by the numbers of a store that is at this revision; 0, not told, if it was in one whose data is
+    lost.
+
+    Found live: daemons were killed, the store lost its data, and they went on with lives that had begun at a higher number. A
+    stop passed for one that was asked before them, and nothing came of it.
+
+    >>> began(12, 480), began(1145, 30)
+    (12, 0)
+    """
+    return since if since <= revision else 0
+
+
 def refusal(kept: Kept) -> str:
     """Why the job is not begun, for whoever has not asked to adopt."""
     return (
