@@ -184,10 +184,8 @@ class Daemon(Resident):
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
         self._ours.set()
-        if last and adopted:
-            life = replace(last, since=began(last.since, since))
-        else:
-            life = replace(await self._begin(store, last), since=since)
+        since = began(last.since, since) if last and adopted else since
+        life = replace(last if last and adopted else await self._begin(store, last), since=since)
         formerly, life = life.beat, replace(life, boot=self._boot, parted=False)
         self.home.save(life)
         me = life.member
