@@ -27,7 +27,7 @@ class Kept:
 
 
 def began(since: int, revision: int) -> int:
-    """When an adopted life began, by the numbers of a store at this revision; 0, not told, if that was in one whose data is lost.
+    """When an adopted life began, by the numbers of a store at this revision; 0, not told, if that store's data is lost.
 
     Found live: daemons were killed, the store lost its data, and they went on with lives that had begun at a higher number. A
     stop passed for one that was asked before them, and nothing came of it.
