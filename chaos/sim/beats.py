@@ -29,9 +29,11 @@ class Beats:
         self.rings: dict[str, tuple[str, ...]] = {}
         self.silent: set[tuple[str, str]] = set()
         self.loops: set[tuple[str, str]] = set()
+        self.changes = 0  # rises whenever somebody may have become audible or silent
 
     def ring(self, name: str, ring: tuple[str, ...]) -> None:
         """This node listens to these others from now on."""
+        self.changes += 1
         before = self.rings.get(name, ())
         self.rings[name] = ring
         for other in before:
@@ -54,7 +56,12 @@ class Beats:
 
     def stands(self, name: str, ring: tuple[str, ...]) -> bool:
         """Is this its ring already, and no message of its own due in it? Who is audible depends on rings and lives alone."""
-        return self.rings.get(name) == ring and not (self.each or self.cluster.net.lossy)
+        return self.rings.get(name) == ring and self.sends_none
+
+    @property
+    def sends_none(self) -> bool:
+        """Is no beat a message of its own?"""
+        return not (self.each or self.cluster.net.lossy)
 
     def audible(self, sender: str, receiver: str) -> bool:
         """Do the sender's beats reach the receiver now? A node beats only for the neighbours of its own plan, but it answers a
@@ -70,6 +77,7 @@ class Beats:
 
     def changed(self, name: str) -> None:
         """Something about this node, or a link of it, is other than before."""
+        self.changes += 1
         for receiver in sorted(self.listeners[name]):
             self._compare(name, receiver)
         for sender in self.rings.get(name, ()):
@@ -79,56 +87,71 @@ class Beats:
         """Has this node heard each neighbour since anything spoke against it? Then a right detector would say nothing, and can
         be told of the newest beats at any later time. (A wrong one is looked for in small clusters, which always ask it.)
         """
+        name, was, changes = node.name, node.quiet, self.changes
+        if was[0] is node.detector and was[1] == changes and self.sends_none:
+            return True
         for peer, heard in node.detector.peers.items():
-            if heard.suspected or (peer, node.name) in self.silent or self._by_message(peer, node.name):
+            if heard.suspected or (self.silent and (peer, name) in self.silent) or self._by_message(peer, name):
                 return False
-            if not self.audible(peer, node.name):
+            if not self.audible(peer, name):
                 return False
             if heard.doubted is not None and self._local(node, self._last_beat(peer)) <= heard.doubted:
                 return False
+        node.quiet = node.detector, changes
         return True
 
     def refresh(self, node: "Node") -> None:
         """Bring the detector up to the newest beat of each neighbour that is audible."""
         for peer in node.detector.peers:
-            self._catch_up(node, peer)
+            self._catch_up(node, peer, self._last_beat(peer))
 
-    def _catch_up(self, node: "Node", peer: str) -> None:
+    def _catch_up(self, node: "Node", peer: str, beat: float) -> None:
         heard = node.detector.peers.get(peer)
-        if heard is None or (peer, node.name) in self.silent or self._by_message(peer, node.name):
+        name = node.name
+        if heard is None or (self.silent and (peer, name) in self.silent) or self._by_message(peer, name):
             return
-        if self.audible(peer, node.name):
-            last = self._local(node, self._last_beat(peer))
+        if self.audible(peer, name):
+            last = self._local(node, beat)
             if last > heard.last and (heard.doubted is None or last > heard.doubted):
                 node.detector = node.detector.hear(peer, last)
 
     def doubt(self, name: str) -> None:
         """Connections to this node broke: those who listen to it look twice."""
-        for receiver in sorted(self.listeners[name]):
-            node = self.cluster.nodes[receiver]
-            if node.awake:
-                self._catch_up(node, name)
-                self._doubts(node, name)
+        nodes = [self.cluster.nodes[receiver] for receiver in sorted(self.listeners[name])]
+        nodes = [node for node in nodes if node.awake]
+        beat = self._last_beat(name)
+        for node in nodes:
+            self._catch_up(node, name, beat)
+            node.detector = node.detector.doubt(name, node.clock.now())
+        if nodes:
+            self.world.later(self.doubt_s + 0.001, self._judge, nodes)
+            self.world.later(2 * LAG_S, self._refused, [(name, node) for node in nodes])
 
     def doubt_all(self, node: "Node") -> None:
         """Somebody's worker has left the gang: each neighbour may be gone."""
-        for name in self.rings.get(node.name, ()):
-            self._catch_up(node, name)
-            self._doubts(node, name)
+        ring = self.rings.get(node.name, ())
+        for name in ring:
+            self._catch_up(node, name, self._last_beat(name))
+            node.detector = node.detector.doubt(name, node.clock.now())
+        if ring:
+            self.world.later(self.doubt_s + 0.001, self._judge, [node] * len(ring))
+            self.world.later(2 * LAG_S, self._refused, [(name, node) for name in ring])
 
-    def _doubts(self, node: "Node", name: str) -> None:
-        node.detector = node.detector.doubt(name, node.clock.now())
-        self._judge_in(node.name, self.doubt_s + 0.001)
-        self.world.later(2 * LAG_S, self._refused, name, node)
-
-    def _refused(self, name: str, node: "Node") -> None:
-        """A doubted node is asked: where nothing of it runs any more, its kernel says so."""
-        asked = self.cluster.nodes[name]
-        refuses = asked.powered and not (asked.frozen or asked.daemon_up or asked.agent_up)
-        net = self.cluster.net
-        if node.awake and refuses and net.hears(node.name, name, "beat") and net.hears(name, node.name, "beat"):
-            node.detector = node.detector.gone(name)
+    def _judge(self, nodes: "list[Node]") -> None:
+        self.world.events += len(nodes) - 1  # each is one
+        for node in nodes:
             node.judge()
+
+    def _refused(self, doubts: "list[tuple[str, Node]]") -> None:
+        """Each doubted node is asked: where nothing of it runs any more, its kernel says so."""
+        self.world.events += len(doubts) - 1  # each is one
+        net = self.cluster.net
+        for name, node in doubts:
+            asked = self.cluster.nodes[name]
+            refuses = asked.powered and not (asked.frozen or asked.daemon_up or asked.agent_up)
+            if refuses and node.awake and net.hears(node.name, name, "beat") and net.hears(name, node.name, "beat"):
+                node.detector = node.detector.gone(name)
+                node.judge()
 
     def lossy(self, name: str) -> None:
         """Some of this node's beats are lost from now on."""

@@ -79,7 +79,7 @@ class Cluster:
         self.world, self.shape, self.settings = world, shape, shape.settings
         self.updates, self.save_every, self.step_s = shape.updates, shape.save_every, shape.step_s
         self.warm_s, self.agent_s, self.look_s = shape.warm_s, shape.agent_s, shape.look_s
-        self.net = Network(world)
+        self.net = Network()
         self.store = Store(world, self.net, shape.watch_s, shape.apart_s, shape.many, shape.gather_s)
         self.disk = Disk(self, shape.save_s)
         self.beats = Beats(self, each=shape.each_beat)
@@ -116,9 +116,10 @@ class Cluster:
 
     def settings_of(self, name: str) -> Settings:
         """What its daemon is configured with."""
+        if name not in self.shape.needs:
+            return self.settings
         membership = self.settings.membership
-        least = self.shape.needs.get(name, membership.min_nodes)
-        return replace(self.settings, membership=replace(membership, min_nodes=least))
+        return replace(self.settings, membership=replace(membership, min_nodes=self.shape.needs[name]))
 
     def bits_of(self, name: str) -> str:
         """The fingerprint of what decides a node's bits."""
@@ -151,24 +152,25 @@ class Cluster:
         action: Action | None = None,
     ) -> None:
         """A request on its way: it may be lost, late, or applied again; so may its answer."""
-        net, chance = self.net, self.world.chance("net " + name)
-        if isinstance(action, events.WriteCommit):
+        net, chance = self.net, self.nodes[name].way
+        commits = isinstance(action, events.WriteCommit)
+        if commits:
             self.reach("committing", self.nodes[name])
-        loss = max(net.loss, net.losses.get(name, 0.0))
+        loss = max(net.loss, net.losses.get(name, 0.0)) if net.losses else net.loss
         if net.to_store.get(name) or (loss and chance.random() < loss):
             return
 
-        lag = net.lag(name)
+        lag = net.lag(chance)
         if self.late_plan and isinstance(action, events.Propose):
             lag, self.late_plan = lag + self.late_plan, 0.0
-        self.world.later(lag, self._arrive, name, apply, answer, repeatable, isinstance(action, events.WriteCommit))
+        self.world.later(lag, self._arrive, name, apply, answer, repeatable, commits)
 
     def _arrive(
         self, name: str, apply: Callable[[], object], answer: Callable[[object], None], repeatable: bool, commit: bool
     ) -> None:
         if not self.store.up:
             return
-        net, chance = self.net, self.world.chance("net " + name)
+        net, chance = self.net, self.nodes[name].way
         result = self._apply(apply)
         if isinstance(result, Waits):
             self.world.later(WAITS_S, self._arrive, name, apply, answer, repeatable, commit)
@@ -178,9 +180,9 @@ class Cluster:
         if self.late_commit and commit:
             self.world.later(self.late_commit, self._apply_again, apply)
             self.late_commit = 0.0
-        loss = max(net.loss, net.losses.get(name, 0.0))
+        loss = max(net.loss, net.losses.get(name, 0.0)) if net.losses else net.loss
         if not (net.from_store.get(name) or (loss and chance.random() < loss)):
-            self.world.later(net.lag(name), self._back, self.nodes[name], answer, result)
+            self.world.later(net.lag(chance), self._back, self.nodes[name], answer, result)
 
     def _back(self, node: Node, answer: Callable[[object], None], result: object) -> None:
         if not node.powered:
@@ -305,9 +307,10 @@ class Cluster:
         in another gang by now.
         """
         waiting = {node.name for save in self.disk.active for node, _ in save.sources}
+        savers = {node.name for node in nodes}
         for node in nodes:
             gang = node.gang
-            if gang is not None and {seat.name for seat in gang.seats} != {each.name for each in nodes}:
+            if gang is not None and gang.names != savers:
                 continue
             if gang is not None and gang.halting and gang.running and not (gang.broken or gang.saves_last):
                 continue  # it makes its last step first

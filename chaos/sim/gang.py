@@ -315,8 +315,9 @@ class Gang:
     def _seal(self) -> None:
         self.version += 1
         self.digest = chain(self.digest, self.version, self.ranges)
+        self.cluster.digests[self.version, self.plan.generation] = self.digest
         for node in self.seats:
-            self._keep(node)
+            self._put(node, (self.version, self.plan.generation))
         saves = self.cluster.shape.script_saves
         if saves == 1 or self.version % (self.cluster.updates * saves) == 0:
             self.cluster.own = (self.version, self.digest)  # of a script
@@ -384,7 +385,7 @@ class Gang:
         if stuck is None or (stuck.gang is self and stuck.able):
             self._stuck = next((node for node in self.seats if node.gang is not self or not node.able), None)
         net = self.cluster.net
-        if self.disagrees and self.phase in COLLECTIVE:
+        if self.phase in COLLECTIVE and self.disagrees:
             return True
         if not (self.cluster.outside.isdisjoint(self.names) and self.cluster.returning.isdisjoint(self.names)):
             return True

@@ -49,7 +49,7 @@ SPIN = 400  # core steps of one node in one second that nothing explains
 ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
 STEP_BYTES = 5_000_000  # that each rank sends in a step
 SHARE_OF_OWN = 0.4  # of a step, in which a worker waits for nobody
-COUNTED = (orders.Launch, orders.Reform, orders.Park, events.Probe)
+COUNTED = (orders.Launch, orders.Reform, orders.Park)
 ORDERED = (orders.Launch, orders.Reform, orders.Park, orders.Halt, orders.Kill)
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
@@ -57,10 +57,23 @@ ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 class Node:
     """A machine with one daemon, one agent, its workers, and its vault."""
 
+    # Of thousands of nodes each attribute is looked for all the time, and they take less memory so.
+    __slots__ = (
+        "_endpoint", "agent_life", "agent_up", "answered", "beat_phase", "bits", "born", "chance", "clock", "cluster",
+        "daemon_paused", "daemon_up", "dead", "detector", "doubted", "exit", "found", "frozen", "gang", "generation",
+        "hung", "in_kernel", "inbox", "incarnation", "known_agent", "lap", "lease", "lease_sent", "life", "loaded_at",
+        "looking", "manifest", "milestone", "mute_publish", "name", "near", "newer", "next_plan", "ordered",
+        "ordered_at", "pace", "parts_ways", "phase", "powered", "quiet", "request", "restores", "running", "saved",
+        "second", "sick", "since", "slots", "slow", "stall", "stands_in", "state", "step", "steps", "stopped",
+        "strays", "telling", "tests", "vault", "vault_life", "wake_at", "wake_due", "wants_up", "warm", "way", "work",
+        "world",
+    )  # fmt: skip
+
     def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:  # noqa: PLR0915 - all that a machine is
         self.cluster, self.world, self.name, self.slots = cluster, cluster.world, name, slots
         chance = self.world.chance("node " + name)
         self.chance = chance
+        self.way = self.world.chance("net " + name)  # of its messages to the store
         self.clock = Clock(self.world, 1000 * chance.random(), 1 + 1e-4 * (chance.random() - 0.5))
         self.beat_phase = chance.random()
         self.incarnation = 0
@@ -69,12 +82,14 @@ class Node:
         self.daemon_paused = False
         self.life = 0  # rises when the daemon starts or ends: what was on its way to an earlier one is lost
         self.agent_life = 0
+        self._endpoint = (-1, "")  # of which life of its agent; where
         self.known_agent = 0  # the life of the agent that a daemon knew last
         self.lease: int | None = None
         self.lease_sent = -inf  # true time at which the newest acknowledged keepalive was sent
         self.state: State | None = None
         self.detector = self._detector()
-        self.ring_of = -1
+        self.quiet: tuple[Detector | None, int] = (None, 0)  # that would have said nothing, and when (`Beats.changes`)
+        self.near: tuple[Member, ...] = ()  # who was around it when its ring was last asked for; (): ask
         self.doubted = -1  # the generation in which somebody's worker was seen to have left
         self.running: dict[
             Hashable, tuple[int, float]
@@ -85,7 +100,8 @@ class Node:
         self.wake_at = inf
         self.wake_due = inf
         self.second, self.steps = 0, 0
-        self.orders: dict[str, list[float]] = {}  # when the newest order was given
+        self.ordered: tuple[type | None, int] = (None, 0)  # the newest order, of which generation
+        self.ordered_at: list[float] = []  # when it was given
         self.wants_up, self.mute_publish = True, False
         # The plan that a daemon which began a life was shown first; -1: it adopted workers.
         self.found: int | None = None
@@ -181,7 +197,7 @@ class Node:
         )
         self.state = State(settings=self.cluster.settings_of(self.name), me=me, card=card, met=0 if adopted else None)
         self.detector = self._detector()
-        self.ring_of = self.doubted = -1
+        self.near, self.doubted = (), -1
         self.running.clear()
         self.newer = None
         self.inbox.clear()
@@ -311,8 +327,14 @@ class Node:
     def _ring(self) -> None:
         """The neighbours changed with the plan."""
         assert self.state is not None
-        plan = self.state.view.plan
-        ring = watched(plan, self.state.me, self.cluster.settings.membership.neighbours)
+        plan, reach = self.state.view.plan, self.cluster.settings.membership.neighbours
+        place = plan.place.get(self.name, 0) if plan is not None else 0
+        # Seats in the middle have the same ring as long as the same lives are around them, as mostly.
+        near = plan.around[place - reach : place + reach + 1] if plan is not None and place >= reach else ()
+        if near and near == self.near and self.cluster.beats.sends_none:
+            return
+        self.near = near if len(near) == 2 * reach + 1 else ()
+        ring = watched(plan, self.state.me, reach)
         known = lives(plan, ring)
         if self.cluster.beats.stands(self.name, ring) and known == {
             n: heard.life for n, heard in self.detector.peers.items()
@@ -323,18 +345,19 @@ class Node:
 
     # ---- actions
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:  # noqa: C901, PLR0912 - a table of actions, the commonest first
         """What the core decided."""
-        if isinstance(action, COUNTED):
-            self._count(action)
         match action:
             case events.Say():
                 pass
+            case events.KeepAlive():
+                self._send(action)
+            case events.Publish(record=record):
+                if record.evidence:
+                    self._check_ranks(record)
+                self._send(action)
             case events.Leave(code=code, reason=reason):
                 self._leave(code, reason)
-            case events.Publish(record=record) if record.evidence:
-                self._check_ranks(record)
-                self._send(action)
             case events.Watch(everyone=everyone):
                 me, shown = self._me, self.state is not None and self.state.view.records is not None
                 if everyone == shown:
@@ -346,6 +369,8 @@ class Node:
                     lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
             case _ if isinstance(action, ORDERED):
+                if isinstance(action, COUNTED):
+                    self._count(action)
                 self.world.later(
                     0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action, self._plan
                 )
@@ -358,6 +383,7 @@ class Node:
                 delay = low + (high - low) * self.world.chance("look " + self.name).random()
                 self.world.later(delay, self._looked, self.life, None, request)
             case events.Probe():
+                self._count(action)
                 self.world.later(0.2 + 0.3 * self.chance.random(), self._probed, self.life, action)
             case events.Try(found=found, targets=targets):
                 self.world.later(
@@ -369,10 +395,14 @@ class Node:
     def _count(self, action: orders.Launch | orders.Reform | orders.Park | events.Probe) -> None:
         """An order needs its time: the agent should not hear it more than a few times before that is over."""
         generation = action.place.generation if isinstance(action, orders.Launch | orders.Reform) else action.generation
-        order, now = f"{type(action).__name__} {generation}", self.world.now
-        recent = [at for at in self.orders.get(order, ()) if now - at < 0.9 * self.cluster.settings.retry_s] + [now]
-        self.orders = {order: recent}
+        kind, now = type(action), self.world.now
+        if (kind, generation) != self.ordered:
+            self.ordered, self.ordered_at = (kind, generation), [now]
+            return
+        recent = [at for at in self.ordered_at if now - at < 0.9 * self.cluster.settings.retry_s] + [now]
+        self.ordered_at = recent
         if len(recent) > ORDERS:
+            order = f"{kind.__name__} {generation}"
             self.world.note(Repeated(at=now, node=self.name, order=order, times=len(recent)))
 
     @property
@@ -668,11 +698,13 @@ class Node:
         plan, here = self._plan, self.gang
         if self.state is None or plan is None or here is None or self.inbox or self.cluster.script:
             return
-        ours = here.plan.generation
-        old = self._me in here.plan.seat_of and plan.generation == ours + 1 and here.phase != "done" and self.alive
-        said = trains_on(self.state)
-        new = ours == plan.generation or not plan.grows
-        if said if new else old and not said:
+        ours, said = here.plan.generation, trains_on(self.state)
+        if ours == plan.generation or not plan.grows:
+            wrong = said
+        else:
+            old = self._me in here.plan.seat_of and plan.generation == ours + 1 and here.phase != "done" and self.alive
+            wrong = old and not said
+        if wrong:
             error = f"the vault is to keep the ring of {'another' if said else 'the new'} gang, and its workers are in {ours}"
             self.world.note(Bug(at=self.world.now, node=self.name, error=error))
 
@@ -750,7 +782,9 @@ class Node:
     @property
     def endpoint(self) -> str:
         """Of the TCPStore that this agent offers."""
-        return f"{self.name}:{20000 + self.agent_life}"
+        if self.agent_life != self._endpoint[0]:
+            self._endpoint = self.agent_life, f"{self.name}:{20000 + self.agent_life}"
+        return self._endpoint[1]
 
     @property
     def _plan(self) -> Plan | None:

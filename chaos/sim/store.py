@@ -402,8 +402,9 @@ class Store:
             self._news(watcher, scopes, gathers=many and watcher is not own)
 
     def _news(self, watcher: Watcher, scopes: Iterable[str], *, gathers: bool = False) -> None:
+        pending = watcher.pending
         for scope in scopes if self._apart_s and watcher.shown is not None else (ALL,):
-            if not watcher.pending & {scope, ALL} or (scope in watcher.gathers and not gathers):
+            if not (scope in pending or ALL in pending) or (scope in watcher.gathers and not gathers):
                 self._wake(watcher, scope, gathers=gathers)
 
     def _wake(self, watcher: Watcher, scope: str, *, gathers: bool = False) -> None:
@@ -433,8 +434,9 @@ class Store:
         if scope == ALL:
             watcher.pending.clear()
             watcher.gathers.clear()
-        watcher.pending.discard(scope)
-        watcher.gathers.discard(scope)
+        else:
+            watcher.pending.discard(scope)
+            watcher.gathers.discard(scope)
         view = self.view(watcher)
         if scope != ALL and watcher.shown is not None:
             fresh = {name: getattr(view, name) for name in SCOPES[scope]}

@@ -1,6 +1,6 @@
 """Virtual time, chance by name, and the network: the ground that virtual nodes stand on.
 
-The one idea: everything that will happen lies in one heap, ordered by time and then by when it was put there. Nothing else
+The one idea: everything that will happen lies in one queue, ordered by time and then by when it was put there. Nothing else
 moves time, and every random number comes from a generator seeded by a name, so a seed is a run.
 """
 
@@ -15,10 +15,15 @@ from typing import TypeVarTuple
 from chaos.history import Fact, History
 
 Args = TypeVarTuple("Args")
+Entry = tuple[float, int, Callable[..., object], tuple[object, ...]]
+
+# Thousands of nodes have a hundred thousand things ahead of them, most of them seconds away. One heap of all would be searched
+# through at each. So there is a heap of what is due in the present slice of time, and each later slice is a list.
+SLICES_PER_S = 256
 
 
 class World:
-    """The heap, the clock and the history."""
+    """The queue, the clock and the history."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -28,7 +33,10 @@ class World:
         self.halted = False  # a run that spins would never end: what there is, is judged
         self.onlooker: Callable[[Fact], None] | None = None
         self.overseer: Callable[..., object] | None = None  # is shown each node, event and decision
-        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._slice = -1  # the present one; what is due in it or before is in the heap
+        self._heap: list[Entry] = []
+        self._later: dict[int, list[Entry]] = {}  # by slice
+        self._slices: list[int] = []  # a heap of those
         self._order = count()
         self._chance: dict[str, Random] = {}
 
@@ -40,11 +48,21 @@ class World:
 
     def later(self, delay: float, what: Callable[[*Args], object], *args: *Args) -> None:
         """Do this after `delay` seconds of true time."""
-        heapq.heappush(self._heap, (self.now + delay, next(self._order), what, args))
+        self._put(self.now + delay, what, args)
 
     def at(self, when: float, what: Callable[[*Args], object], *args: *Args) -> None:
         """Do this at that true time, to the last bit of it."""
-        heapq.heappush(self._heap, (when, next(self._order), what, args))
+        self._put(when, what, args)
+
+    def _put(self, when: float, what: Callable[..., object], args: tuple[object, ...]) -> None:
+        entry, number = (when, next(self._order), what, args), int(when * SLICES_PER_S)
+        if number <= self._slice:
+            heapq.heappush(self._heap, entry)
+        elif number in self._later:
+            self._later[number].append(entry)
+        else:
+            self._later[number] = [entry]
+            heapq.heappush(self._slices, number)
 
     def note(self, fact: Fact) -> None:
         """Write down what an outsider could have seen."""
@@ -54,21 +72,32 @@ class World:
 
     def due(self) -> float:
         """When the next thing happens."""
-        return self._heap[0][0] if self._heap else inf
+        return self._heap[0][0] if self._heap or self._turn() else inf
+
+    def _turn(self) -> bool:
+        """On to the next slice in which something is due, if there is one."""
+        if not self._slices:
+            return False
+        self._slice = heapq.heappop(self._slices)
+        self._heap = self._later.pop(self._slice)
+        heapq.heapify(self._heap)
+        return True
 
     def run(self, until: float) -> None:
         """Let things happen until this time."""
-        heap = self._heap
-        while heap and heap[0][0] <= until and not self.halted:
-            at, _, what, args = heapq.heappop(heap)
-            self.now = at
-            self.events += 1
-            what(*args)
+        while not self.halted and (self._heap or self._turn()) and self._heap[0][0] <= until:
+            heap = self._heap
+            while heap and heap[0][0] <= until and not self.halted:
+                self.now, _, what, args = heapq.heappop(heap)
+                self.events += 1
+                what(*args)
         self.now = max(self.now, until)
 
 
 class Clock:
     """A node's monotonic clock: its own zero, and a rate that a fault may change. It never goes backwards."""
+
+    __slots__ = ("_local", "_true", "_world", "rate")
 
     def __init__(self, world: World, zero: float, rate: float) -> None:
         self._world = world
@@ -92,8 +121,7 @@ class Clock:
 class Network:
     """Who can reach whom. Only what is broken is written down, so a healthy network costs nothing."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self) -> None:
         self.cuts: Counter[tuple[str, str, str]] = Counter()  # (from, to, beat|data)
         self.cut_nodes: Counter[str] = Counter()  # that some cut or isolation concerns
         self.deaf: Counter[tuple[str, str]] = Counter()  # (node, scope): hears nobody
@@ -137,8 +165,7 @@ class Network:
         """Does NCCL not work among these?"""
         return len(names) > 1 and any(self.no_nccl[name] for name in names) if self.no_nccl else False
 
-    def lag(self, name: str) -> float:
+    def lag(self, chance: Random) -> float:
         """How long a message to or from the store takes."""
-        chance = self._world.chance("net " + name)
         usual = 0.0005 + 0.002 * chance.random()
         return usual + self.delay * chance.random() if self.delay else usual

@@ -62,7 +62,7 @@ class Shelf(Store):
     """A store for one request; it notes which scopes that has changed."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, Network(world), 0.0)
+        super().__init__(world, Network(), 0.0)
         self.told: list[str] = []
         self.told_own: list[tuple[str, str]] = []
 

@@ -13,5 +13,13 @@ class Member:
     node: str
     incarnation: int
 
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not Member:
+            return NotImplemented
+        return self is other or (self.node == other.node and self.incarnation == other.incarnation)
+
+    def __hash__(self) -> int:
+        return hash(self.node)  # of two lives of a node one is looked up, and it is asked for at each event
+
     def __str__(self) -> str:
         return f"{self.node}/{self.incarnation}"

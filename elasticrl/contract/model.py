@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import Enum, IntEnum, StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from elasticrl.base.member import Member as Member  # noqa: PLC0414 - the first of these nouns
-from elasticrl.base.value import dataclass
+from elasticrl.base.value import dataclass, unshare
 from elasticrl.base.words import count
 from elasticrl.contract.cause import Cause, Why, sentence, told
 from elasticrl.contract.evidence import Evidence, Sign
@@ -64,6 +64,12 @@ class Seat:
     echo: str = ""  # where the agent answers them when the daemon is silent
     vault: str = ""  # host:port where this node's vault takes copies and gives them back; "": it has none
     probe: str = ""  # host:port at which this node is tested by others
+
+
+_node_of: Final[Callable[[Seat], str]] = attrgetter("member.node")
+_member_of: Final[Callable[[Seat], Member]] = attrgetter("member")
+_born: Final[Callable[[Seat], int]] = attrgetter("born")
+_slots: Final[Callable[[Seat], int]] = attrgetter("slots")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,9 @@ class Plan:
         False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms
     )
 
+    def __post_init__(self) -> None:
+        unshare(self)  # it is looked at all the time
+
     @cached_property
     def reason(self) -> str:
         """Its causes, and what is done about them, as status shows them. For people: what decides asks for `causes`."""
@@ -129,7 +138,7 @@ class Plan:
         """The same while its gang does not train yet."""
         return told(self.causes, self._done(trains=False))
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Of its causes."""
         return tuple(cause.why.value for cause in self.causes)
@@ -152,22 +161,28 @@ class Plan:
     @cached_property
     def seated(self) -> tuple[str, ...]:
         """The seats' nodes, in rank order."""
-        return tuple(seat.member.node for seat in self.seats)
+        return tuple(map(_node_of, self.seats))
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
         """Who has them, in rank order."""
-        return tuple(seat.member for seat in self.seats)
+        return tuple(map(_member_of, self.seats))
 
     @cached_property
     def seat_at(self) -> Mapping[str, int]:
         """Each seated node's place among the seats."""
-        return MappingProxyType({node: place for place, node in enumerate(self.seated)})
+        return MappingProxyType(dict(zip(self.seated, range(len(self.seats)), strict=True)))
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
-        """Each seated member's seat."""
-        return MappingProxyType({seat.member: seat for seat in self.seats})
+        """Each seated member's seat. Who asks for one alone asks `seat`: of thousands this takes a while."""
+        return MappingProxyType(dict(zip(self.members, self.seats, strict=True)))
+
+    def seat(self, member: Member) -> Seat | None:
+        """This member's seat, if it has one."""
+        place = self.seat_at.get(member.node)
+        seat = self.seats[place] if place is not None else None
+        return seat if seat is not None and (seat.member is member or seat.member == member) else None
 
     @cached_property
     def ring(self) -> tuple[Seat, ...]:
@@ -175,14 +190,19 @@ class Plan:
         return self.seats + self.spares
 
     @cached_property
+    def around(self) -> tuple[Member, ...]:
+        """Who is in that ring, in its order."""
+        return tuple(map(_member_of, self.ring))
+
+    @cached_property
     def place(self) -> Mapping[str, int]:
         """Each seated or spare node's position in the ring of neighbours."""
-        return MappingProxyType({seat.member.node: i for i, seat in enumerate(self.ring)})
+        return MappingProxyType(dict(zip(map(_node_of, self.ring), range(len(self.ring)), strict=True)))
 
     @cached_property
     def world(self) -> int:
         """The number of ranks."""
-        return sum(seat.slots for seat in self.seats)
+        return sum(map(_slots, self.seats))
 
     @property
     def carriers(self) -> int:
@@ -204,14 +224,13 @@ class Plan:
         """Does it only add to a gang that trains? That one trains on until those who come are there."""
         if self.phase is not Phase.TRAIN or self.rung is not Rung.START:
             return False
-        return 0 < sum(seat.born < self.generation for seat in self.seats) < len(self.seats)
+        return 0 < sum(map(self.generation.__gt__, map(_born, self.seats))) < len(self.seats)
 
     def first_rank(self, member: Member) -> int:
         """The rank of a seat's first slot."""
-        try:
-            return self._first_ranks[member]
-        except KeyError:
-            raise KeyError(f"{member} has no seat in generation {self.generation}") from None
+        if self.seat(member) is None:
+            raise KeyError(f"{member} has no seat in generation {self.generation}")
+        return self._first_ranks[self.seat_at[member.node]]
 
     def team_of(self, rank: int) -> int | None:
         """The number of a rank's team; None where there are none."""
@@ -222,9 +241,9 @@ class Plan:
         return None if slot is None else self.first_rank(member) + slot
 
     @cached_property
-    def _first_ranks(self) -> Mapping[Member, int]:
-        before = accumulate((seat.slots for seat in self.seats), initial=0)
-        return {seat.member: rank for seat, rank in zip(self.seats, before, strict=False)}
+    def _first_ranks(self) -> tuple[int, ...]:
+        """Of each seat, and the number of all ranks."""
+        return tuple(accumulate(map(_slots, self.seats), initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,14 +473,27 @@ class Record(Facts):
     reached: tuple[str, ...] = ()  # whom it reached then
     leaving: bool = False
 
-    def says(self, facts: Mapping[str, object]) -> bool:
-        """Is it the record of these, but for when its beat came? (That costs a fifth of making another, to compare.)"""
-        return bool(_said_in(self) == _said_of(facts))
+    def says(self, words: Mapping[str, object], facts: Facts) -> bool:
+        """Is it what `saying` makes of these, but for when its beat came? (That is asked at each event, and costs a fifth of
+        making another, to compare.)
+        """
+        words_of, others_of, _ = _reading(tuple(words))
+        return bool(words_of(self) == tuple(words.values()) and others_of(self) == others_of(facts))
 
 
-SAID: Final = tuple(field.name for field in fields(Record) if field.name != "beat_at")
-_said_in: Final = attrgetter(*SAID)
-_said_of: Final = itemgetter(*SAID)
+def saying(words: Mapping[str, Any], facts: Facts) -> Record:
+    """The record of these words, among them when its beat came, and of the facts that they do not mention."""
+    _, others_of, others = _reading(tuple(words))
+    return Record(**words, **dict(zip(others, others_of(facts), strict=True)))
+
+
+@lru_cache(maxsize=8)
+def _reading(words: tuple[str, ...]) -> tuple[Callable[[object], object], Callable[[object], Any], tuple[str, ...]]:
+    """What reads these words of a record, what reads the facts beside them, and which those are."""
+    others = tuple(name for name in FACTS if name not in words and name != "beat_at")
+    left = {field.name for field in fields(Record)}.difference(words, others, ["beat_at"])
+    assert not left, f"a record is made without {', '.join(sorted(left))}"
+    return attrgetter(*words), attrgetter(*others), others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

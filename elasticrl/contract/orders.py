@@ -69,7 +69,7 @@ class Place:
 
 def place_of(plan: Plan, me: Member) -> Place:
     """A member's place in a plan."""
-    seat = plan.seat_of[me]
+    seat = plan.seats[plan.seat_at[me.node]]
     return Place(
         generation=plan.generation, born=seat.born, rank=plan.first_rank(me), slots=seat.slots, world=plan.world,
         all_lanes=plan.lanes, team=plan.team, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint, nodes=plan.nodes,

@@ -36,7 +36,7 @@ from elasticrl.contract.events import (
     Workers,
 )
 from elasticrl.contract.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.contract.model import Stall, Verb, View, Work
+from elasticrl.contract.model import Plan, Stall, Verb, View, Work
 from elasticrl.contract.orders import Kill
 from elasticrl.contract.verdict import Fault, Verdict
 from elasticrl.core.judge.policy import Act
@@ -64,10 +64,9 @@ def whole(state: State, event: Event) -> Decision:
     state, leading = lead(state, now) if state.lead else (state, NOTHING)
     following = follow(state, now)
     wishes = (belong(state, now), following, tries(state, now), stand(state, now), restore(state, now), leading)
-    state, actions, wake_at = settle(state, wishes, now)
+    until = min([wish.wake_at for wish in wishes[1:]]) if lease_held(state, now) else -inf
+    state, actions, wake_at = settle(state, wishes, now, until)
     check_wake(now, wake_at)
-    until = min(wish.wake_at for wish in wishes[1:]) if lease_held(state, now) else -inf
-    state = state if until == state.calm_until else state.but(calm_until=until)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
 
 
@@ -235,8 +234,10 @@ def attend(state: State, now: float) -> State:
 
 def leader_convicted(state: State) -> bool:
     """Do its neighbours agree that the leader is gone? Only those who watch all records can say."""
-    leader, reach = state.view.leader, state.settings.membership.neighbours
-    return leader is not None and leader != state.me and leader.node in conviction(state.view, reach).guilty
+    view, leader = state.view, state.view.leader
+    if leader is None or view.records is None or leader == state.me:
+        return False
+    return leader.node in conviction(view, state.settings.membership.neighbours).guilty
 
 
 def leader_reborn(state: State) -> bool:
@@ -269,7 +270,7 @@ def stand(state: State, now: float) -> Wish:
     if everyone != (view.records is not None):
         actions.append(Watch(everyone=everyone))
     if state.vacant_since is None or view.own is None or not lease_held(state, now):
-        return Wish(tuple(actions))
+        return Wish(tuple(actions)) if actions else NOTHING
     office = deputies(state)
     if state.leaving and seat_of(state) is None:
         return Wish(tuple(actions))
@@ -302,14 +303,15 @@ def patience(state: State, office: tuple[str, ...]) -> float:
     return 0.1 * len(office) + share * state.settings.membership.campaign_spread_s
 
 
-def settle(state: State, wishes: Sequence[Wish], now: float) -> tuple[State, tuple[Action, ...], float]:
-    """Act on wishes that are new, different from what was last sent, or whose effect has not shown for `retry_s`."""
+def settle(state: State, wishes: Sequence[Wish], now: float, until: float) -> tuple[State, tuple[Action, ...], float]:
+    """Act on wishes that are new, different from what was last sent, or whose effect has not shown for `retry_s`. Until then
+    only the record and the lease can want anything.
+    """
     retry_s = state.settings.retry_s
-    wake_at = inf
+    wake_at = min(wish.wake_at for wish in wishes)
     sent: dict[Hashable, tuple[Action, float]] = {}
     actions: list[Action] = []
     for wish in wishes:
-        wake_at = min(wake_at, wish.wake_at)
         for action in wish.actions:
             key = subject(action)
             last = state.sent.get(key)
@@ -319,11 +321,12 @@ def settle(state: State, wishes: Sequence[Wish], now: float) -> tuple[State, tup
                 sent[key] = (action, now)
                 actions.append(action)
             wake_at = min(wake_at, sent[key][1] + retry_s)
-    reason = "; ".join(dict.fromkeys(wish.reason for wish in wishes if wish.reason))
+    reasons = [wish.reason for wish in wishes if wish.reason]
+    reason = "; ".join(dict.fromkeys(reasons)) if len(reasons) > 1 else reasons[0] if reasons else ""
     if sent == state.sent and reason == state.reason:  # as mostly: nothing was sent, nothing came true
-        return state, (), wake_at
+        return (state if until == state.calm_until else state.but(calm_until=until)), (), wake_at
     reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
-    return state.but(sent=sent, reported=reported, reason=reason), tuple(actions), wake_at
+    return state.but(sent=sent, reported=reported, reason=reason, calm_until=until), tuple(actions), wake_at
 
 
 def subject(action: Action) -> Hashable:
@@ -344,20 +347,31 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
     said: list[Action] = []
     plan = after.view.plan
     if plan is not None and plan.generation != before.view.generation:
-        fields = {
-            "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
-            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds,
-            "nodes": culprits(plan.causes), "reason": plan.reason,
-        }  # fmt: skip
-        said.append(Say(event="plan.adopted", fields=fields))
-        if plan.verdict is not None:
-            said.append(found(plan.verdict))
+        said += adopted(plan)
     if (before.lead is None) != (after.lead is None):
         said.append(Say(event="leader.elected" if after.lead else "leader.resigned", fields={"member": str(after.me)}))
     said += reports(before.lead, after.lead, answered=_answered(after)) if after.lead else ()
     if after.reason != before.reason and after.reason:
         said.append(Say(event="node.state", fields={"reason": after.reason}))
     return tuple(said)
+
+
+# Thousands of nodes of one simulation say the same of the same plan. (To hash a plan would take too long.)
+_adopted: list[tuple[Plan, tuple[Say, ...]]] = []
+
+
+def adopted(plan: Plan) -> tuple[Say, ...]:
+    """What is said of a plan that is seen first."""
+    if not _adopted or _adopted[0][0] is not plan:
+        fields = {
+            "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
+            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds,
+            "nodes": culprits(plan.causes), "reason": plan.reason,
+        }  # fmt: skip
+        said = [Say(event="plan.adopted", fields=fields)]
+        said += [found(plan.verdict)] if plan.verdict is not None else []
+        _adopted[:] = [(plan, tuple(said))]
+    return _adopted[0][1]
 
 
 def _answered(state: State) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import fields, replace
+from random import Random
 
 import pytest
 
@@ -9,6 +10,7 @@ from chaos.run import SCENARIOS
 from chaos.same import digest
 from chaos.scenario import big, draw, load
 from chaos.sim.drive import Run
+from chaos.sim.world import World
 from elasticrl.core.lead.scene import Scene
 from elasticrl.core.node.calm import calm
 from elasticrl.core.node.follow import plan_of
@@ -68,6 +70,29 @@ def test_rows_that_are_brought_up_to_date_are_those_that_are_made_anew_and_who_g
     run.world.overseer = look
     run.drive()
     assert kept[True] > 10
+
+
+def test_things_happen_by_their_time_and_those_of_one_moment_as_they_were_put_there():
+    world, chance, put, came = World("1"), Random(1), [], []
+
+    def happens(number):
+        came.append(number)
+        assert put[number][0] == world.now
+        for delay in (0.0, 1e-5, chance.random() / 100, 3 * chance.random(), 40.0):
+            if len(put) < 3000:
+                put.append((world.now + delay, len(put)))
+                world.later(delay, happens, put[-1][1])
+
+    put += [(0.5, 0), (0.5, 1), (0.0, 2), (61.0, 3)]
+    for when, number in put[:4]:
+        world.at(when, happens, number)
+    for until in (0.5, 0.5, 7.0, 7.001, 100.0):
+        world.run(until)
+        assert world.now == until < world.due()
+        assert came == [number for _, number in sorted(put)][: len(came)]
+        assert len(came) == sum(when <= until for when, _ in put)
+    world.run(1000.0)
+    assert len(came) == len(put) == world.events == 3000
 
 
 def test_a_run_has_one_digest_and_another_seed_another():

@@ -59,7 +59,7 @@ def test_another_seed_is_another_run():
 @pytest.mark.parametrize("apart_s", [0.0, 0.05])
 def test_news_of_others_is_gathered_and_what_else_is_new_is_shown_once_and_at_once(apart_s):
     world = World("1")
-    store = Store(world, Network(world), 0.01, apart_s, many=0, gather_s=10.0)
+    store = Store(world, Network(), 0.01, apart_s, many=0, gather_s=10.0)
     me, other = (Member(node=name, incarnation=1) for name in ("n00", "n01"))
     mine, its = (store.grant(member, 1e6) for member in (me, other))
     store.put_record(Record(member=me), mine)

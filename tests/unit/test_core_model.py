@@ -33,6 +33,14 @@ def test_ranks_are_member_and_slot():
         plan.first_rank(Member(node="b", incarnation=2))
 
 
+def test_a_seat_is_that_of_one_life_of_a_node():
+    plan = Plan(generation=1, phase=Phase.TRAIN, seats=(seat("a", slots=2), seat("b")), spares=(seat("c"),), lanes=8)
+    lives = [Member(node=node, incarnation=life) for node in "abcd" for life in (1, 2)]
+    assert [plan.seat(life) for life in lives] == [plan.seat_of.get(life) for life in lives]
+    assert plan.seat(lives[2]) is plan.seats[1]
+    assert plan.around == (*plan.members, Member(node="c", incarnation=1))
+
+
 GOOD = Plan(
     generation=4, phase=Phase.TRAIN, seats=(seat("a"), seat("b")), lanes=4, resume=10, causes=(Cause(why=Why.BEGUN),)
 )

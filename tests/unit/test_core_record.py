@@ -8,7 +8,7 @@ from core_kit import Life, leads, member, record, trains
 from elasticrl.contract import events
 from elasticrl.contract.events import Tick, Workers
 from elasticrl.contract.evidence import Evidence, Kind, Sign
-from elasticrl.contract.model import Record, Work
+from elasticrl.contract.model import Record, Work, saying
 from elasticrl.contract.settings import Membership, Settings
 from elasticrl.core.lead.growth import unready
 
@@ -104,11 +104,15 @@ def test_a_node_says_that_its_words_are_lost_until_they_are_not():
     assert [record.unlogged for record in life.written][-2:] == ["the log folder takes nothing new", ""]
 
 
-def test_a_record_says_all_but_its_beat():
+def test_a_record_says_all_that_it_was_made_of_but_its_beat():
     mine = record("n00", work=Work.TRAINING, generation=3, born=1, step=4, beat_at=1.0)
-    plain = {field.name: getattr(mine, field.name) for field in fields(Record)}
-    assert mine.says(plain)
-    assert mine.says({**plain, "beat_at": 2.0})
+    passed_on = ("warm", "endpoint", "echo", "vault", "versions", "restores")
+    words = {f.name: getattr(mine, f.name) for f in fields(Record) if f.name not in (*passed_on, "beat_at")}
+    facts = Workers(now=0, **{name: getattr(mine, name) for name in passed_on})
+    assert saying({**words, "beat_at": 1.0}, facts) == mine
+    assert mine.says(words, replace(facts, beat_at=2.0, work=Work.NONE, step=9))
     other = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, source="test")
-    for name in plain.keys() - {"beat_at"}:
-        assert not mine.says({**plain, name: other}), name
+    for name in words:
+        assert not mine.says({**words, name: other}, facts), name
+    for name in passed_on:
+        assert not mine.says(words, replace(facts, **{name: other})), name

@@ -64,6 +64,64 @@ def test_a_frozen_value_is_hashed_by_its_fields_and_cannot_be_changed(made: Call
         one.other = 1
 
 
+def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_changed(made: Callable[..., Any]) -> None:
+    @made(frozen=True, slots=True, kw_only=True)
+    class Many:
+        """More fields than are set one by one."""
+
+        a: int = 0
+        b: int = 0
+        c: int = 0
+        d: int = 0
+        e: int = 0
+        f: int = 0
+        g: int = 0
+        h: list[int] = field(default_factory=list)
+
+    @made(frozen=True, slots=True, kw_only=True)
+    class More(Many):
+        """And one more."""
+
+        i: int = 0
+
+        def __post_init__(self) -> None:
+            assert type(self) is More
+            with pytest.raises(FrozenInstanceError, match="'i'"):
+                self.i = 1  # type: ignore[misc]
+
+    for kind in (Many, More):
+        one = kind(a=1, g=7)
+        assert type(one) is kind
+        assert one == kind(a=1, g=7) != kind(a=1)
+        assert (one.a, one.b, one.g, one.h) == (1, 0, 7, [])
+        assert one.h is not kind().h
+        with pytest.raises(FrozenInstanceError, match="'g'"):
+            one.g = 8  # type: ignore[misc]
+        with pytest.raises((AttributeError, TypeError)):  # slots
+            one.other = 1  # type: ignore[attr-defined]
+    assert Many(a=1) != More(a=1)
+
+
+def test_a_value_with_a_dictionary_of_its_own_is_the_same_value() -> None:
+    @value.dataclass(frozen=True)
+    class Loose:
+        name: str
+        more: int = 3
+
+        def __post_init__(self) -> None:
+            value.unshare(self)
+
+        @cached_property
+        def twice(self) -> str:
+            return 2 * self.name
+
+    one = Loose("a")
+    assert (one, one.twice, vars(one)) == (Loose("a"), "aa", {"name": "a", "more": 3, "twice": "aa"})
+    assert replace(one, name="b").twice == "bb"
+    with pytest.raises(FrozenInstanceError, match="'name'"):
+        one.name = "b"  # type: ignore[misc]
+
+
 def test_a_wrong_call_is_refused_by_the_name_of_the_class(made: Callable[..., Any]) -> None:
     kind = frozen(made)
     with pytest.raises(TypeError, match=r"Value\.__init__\(\) missing 1 required keyword-only argument: 'name'"):

@@ -411,11 +411,15 @@ class Scene:
 
     @property
     def _seatless(self) -> Iterable[Record]:
-        """Among whom those are to be found who could take a seat: of a plan that is held, among all."""
+        """Among whom those are to be found who could take a seat: of a plan that is held also among those who lose theirs."""
         plan, records = self.plan, self.records
-        if plan is None or plan.phase is Phase.HOLD:
+        if plan is None:
             return records.values()
-        others = tuple(map(records.__getitem__, filterfalse(plan.seat_at.__contains__, records)))
+        alone = len(records) == len(plan.seats) and not self.missing  # who is seated is there, and nobody else
+        others = () if alone else tuple(map(records.__getitem__, filterfalse(plan.seat_at.__contains__, records)))
+        if plan.phase is Phase.HOLD:
+            lost = (r for fate, r in zip(self.fates, self.ranked, strict=True) if r and fate.seat is None)
+            return (*others, *lost)  # (of another life's record there is none among those that keep theirs)
         if self._same_lives:
             return others
         reborn = (r for s, r in zip(plan.seats, self.ranked, strict=True) if r and r.member is not s.member)

@@ -4,7 +4,6 @@ The idea: each rule compares what should be with what is and wishes for the diff
 asked before; a wish that came true no longer arises.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -25,6 +24,7 @@ from elasticrl.contract.model import (
     Seat,
     Stall,
     Work,
+    saying,
 )
 from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform, place_of
 from elasticrl.contract.verdict import Fault
@@ -48,7 +48,6 @@ REPORTS_PER_S = (
 # A renewal is decided on so much early, and sent at the next multiple of that by the wall clock: those of thousands of members
 # come in bunches then, which costs the store less.
 TOGETHER_S = 0.1
-_record: Callable[..., Record] = Record
 # No set: an enum's hash is a call, and this is asked several times at each event.
 ALIVE = (Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE)
 
@@ -72,8 +71,11 @@ def trains_on(state: State) -> bool:
     """Do this node's workers still train in the gang to which the plan only adds? Its vault keeps that one's ring meanwhile: a
     shard lies where it is looked for when that gang loses somebody.
     """
-    plan, seat, workers = plan_of(state), seat_of(state), workers_of(state)
-    if plan is None or seat is None or not plan.grows or seat.born == plan.generation or not alive(workers):
+    plan = plan_of(state)
+    if plan is None or not plan.grows:
+        return False
+    seat, workers = plan.seat(state.me), workers_of(state)
+    if seat is None or seat.born == plan.generation or not alive(workers):
         return False
     return workers.generation < plan.generation or (workers.work is Work.JOINING and workers.phase != MEETING)
 
@@ -93,7 +95,7 @@ def plan_of(state: State) -> Plan | None:
 def seat_of(state: State) -> Seat | None:
     """This member's seat in the plan, if it has one."""
     plan = plan_of(state)
-    return plan.seat_of.get(state.me) if plan else None
+    return plan.seat(state.me) if plan else None
 
 
 def lease_held(state: State, now: float) -> bool:
@@ -103,13 +105,15 @@ def lease_held(state: State, now: float) -> bool:
 
 def report_every(state: State) -> float:
     """Seconds between two refreshes of the step in a node's record; the more nodes share the store, the more."""
-    plan = plan_of(state)
-    return max(state.settings.membership.report_s, len(plan.seats) / REPORTS_PER_S if plan else 0.0)
+    plan, least_s = plan_of(state), state.settings.membership.report_s
+    share_s = len(plan.seats) / REPORTS_PER_S if plan else 0.0
+    return max(least_s, share_s)
 
 
 def record_of(state: State, now: float) -> Record:
     """The truth about this member, as it should stand in the store."""
-    workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
+    workers, plan = workers_of(state), plan_of(state)
+    seat = plan.seat(state.me) if plan else None
     work, generation, left = workers.work, workers.generation, workers.exit
     here = plan.generation if plan else 0
     if seat and plan and plan.phase is Phase.TRAIN and _lacks_workers(state, plan, seat, workers):
@@ -129,53 +133,52 @@ def record_of(state: State, now: float) -> Record:
     # decided by that.
     turned = own is not None and own.phase != workers.phase and marks(state, plan, {own.phase, workers.phase}, now)
     card, probed = state.card, state.probed if state.probed and state.probed.generation == here else None
-    said = workers.beside(
-        member=card.member,
-        slots=card.slots,
-        beat=card.beat,
-        probe=card.probe,
-        taken_at=card.taken_at,
-        taken=card.taken,
-        since=card.since,
-        bits=workers.bits or card.bits,
-        problem=workers.problem[:PROBLEM],
-        unlogged=workers.unlogged[:PROBLEM],
-        work=work,
-        generation=generation,
-        born=workers.born if alive(workers) else 0,
-        exit=left,
-        stall=_stall(workers, told),
-        step=told.step,
-        pace=told.pace,
-        lap=told.lap,
-        milestone=told.milestone,
-        phase=workers.phase if turned else told.phase,
-        beat_at=told.beat_at,
+    mine: dict[str, object] = {
+        "member": card.member,
+        "slots": card.slots,
+        "beat": card.beat,
+        "probe": card.probe,
+        "taken_at": card.taken_at,
+        "taken": card.taken,
+        "since": card.since,
+        "bits": workers.bits or card.bits,
+        "problem": workers.problem[:PROBLEM],
+        "unlogged": workers.unlogged[:PROBLEM],
+        "work": work,
+        "generation": generation,
+        "born": workers.born if alive(workers) else 0,
+        "exit": left,
+        "stall": _stall(workers, told),
+        "step": told.step,
+        "pace": told.pace,
+        "lap": told.lap,
+        "milestone": told.milestone,
+        "phase": workers.phase if turned else told.phase,
         # Of these nobody but this node decides; but a stop waits for the commit of a held gang's last save.
-        saved=workers.saved
+        "saved": workers.saved
         if plan and plan.phase is Phase.HOLD and plan.saves and _uncommitted(state, plan, workers)
         else 0,
-        manifest="",
-        restore_s=0.0,
-        suspects=_accused(state, plan) if state.suspects else (),
-        unreachable=probed.unreachable if probed else None,
-        answered=here if probed else 0,
-        probing=probed.more if probed else False,
-        probed=probed.results if probed else (),
-        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0)
+        "manifest": "",
+        "restore_s": 0.0,
+        "suspects": _accused(state, plan) if state.suspects else (),
+        "unreachable": probed.unreachable if probed else None,
+        "answered": here if probed else 0,
+        "probing": probed.more if probed else False,
+        "probed": probed.results if probed else (),
+        "evidence": dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0)
         if state.evidence
         else (),
-        looked=state.looked,
-        advice=_advice(state) if state.lead else (),
-        needs=state.settings.membership.min_nodes,
-        tested=state.trial.found if state.trial else 0,
-        reached=state.trial.reached if state.trial else (),
-        leaving=bool(state.leaving),
-    )
+        "looked": state.looked,
+        "advice": _advice(state) if state.lead else (),
+        "needs": state.settings.membership.min_nodes,
+        "tested": state.trial.found if state.trial else 0,
+        "reached": state.trial.reached if state.trial else (),
+        "leaving": bool(state.leaving),
+    }
     # A newer beat alone is worth no write; when something else is written, it and the step go along.
-    if own is not None and own.says(said):
+    if own is not None and own.says(mine, workers):
         return own
-    return _record(**(said if told is workers else said | _newest(workers)))
+    return saying(mine | _newest(workers), workers)
 
 
 def marks(state: State, plan: Plan | None, phases: set[str], now: float) -> bool:
@@ -275,7 +278,8 @@ def belong(state: State, now: float) -> Wish:
 
 def follow(state: State, now: float) -> Wish:
     """Make this node's workers match the plan."""
-    plan, seat, workers = plan_of(state), seat_of(state), workers_of(state)
+    plan, workers = plan_of(state), workers_of(state)
+    seat = plan.seat(state.me) if plan else None
     kill, look_at = _end_culprit(state, workers, now)
     wish = _follow(state, plan, seat, workers, kill, now)
     return wish if look_at >= wish.wake_at else replace(wish, wake_at=look_at)
@@ -321,8 +325,11 @@ def tries(state: State, now: float) -> Wish:
 
     Each pause is an eighth of the time since the first test: so the way waits no more than that much longer than it was cut.
     """
-    plan, barred, trial, settings = plan_of(state), state.view.barred, state.trial, state.settings
-    if plan is None or barred is None or not barred.cuts:
+    barred = state.view.barred
+    if barred is None or not barred.cuts:
+        return NOTHING
+    plan, trial, settings = plan_of(state), state.trial, state.settings
+    if plan is None:
         return NOTHING
     ends = sorted(barred.peers & plan.place.keys(), key=plan.place.__getitem__)
     seated = seat_of(state) is not None
