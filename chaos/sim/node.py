@@ -65,8 +65,8 @@ class Node:
         "looking", "manifest", "milestone", "mute_publish", "name", "near", "newer", "next_plan", "ordered",
         "ordered_at", "pace", "parts_ways", "phase", "powered", "quiet", "request", "restores", "running", "saved",
         "second", "sick", "since", "slots", "slow", "stall", "stands_in", "state", "step", "steps", "stopped",
-        "strays", "telling", "tests", "vault", "vault_life", "wake_at", "wake_due", "wants_up", "warm", "way", "work",
-        "world",
+        "strays", "telling", "tests", "vault", "vault_life", "wake_at", "wake_due", "wants_up", "warm", "warm_at",
+        "way", "work", "world",
     )  # fmt: skip
 
     def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:  # noqa: PLR0915 - all that a machine is
