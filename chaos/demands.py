@@ -3,6 +3,7 @@
 The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
@@ -111,14 +112,24 @@ def fits(cause: Cause, words: str, because: Sequence[Evidence] = ()) -> bool:
     >>> from elasticrl.contract.model import Member
     >>> from elasticrl.contract.verdict import Fault
     >>> cause = Cause(why=Why.FOUND, who=(Member(node="n1", incarnation=3),), fault=Fault.HOST_HANG)
-    >>> fits(cause, "found n1 host_hang"), fits(cause, "found n2"), fits(cause, "found -n1")
+    >>> fits(cause, "found n01 host_hang"), fits(cause, "found n2"), fits(cause, "found -n1")
     (True, False, False)
     """
-    known = {cause.why.value, *(member.node for member in cause.who), *cause.nodes, str(cause.count), cause.setting}
+    nodes = map(_node, (*(member.node for member in cause.who), *cause.nodes))
+    known = {cause.why.value, *nodes, str(cause.count), cause.setting}
     known |= {cause.fault.value if cause.fault else "", *(fact.kind.value for fact in because)}
-    wanted = set(words.split())
+    wanted = set(map(_node, words.split()))
     not_wanted = {word[1:] for word in wanted if word.startswith("-")}
     return known >= {word for word in wanted if not word.startswith("-")} and known.isdisjoint(not_wanted)
+
+
+def _node(word: str) -> str:
+    """A node's name as the lab has it, whose nodes are n1 where the simulator's are n01; any other word as it is.
+
+    >>> _node("n01"), _node("-n01"), _node("network")
+    ('n1', '-n1', 'network')
+    """
+    return re.sub(r"^(-?n)0+(?=\d+$)", r"\1", word)
 
 
 def _of_steps(case: Case) -> Iterator[Complaint]:
