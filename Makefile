@@ -59,7 +59,7 @@ FAST := $(addsuffix .py,$(addprefix tests/,levels/test_supervised daemon/test_fa
   runtime/test_exact ppo/test_ppo_circle store/test_kill runtime/test_vault_server daemon/test_asked levels/test_init \
   runtime/test_vault_client runtime/test_keeper store/test_embedded runtime/test_checkpoint_kill runtime/test_data_loader ppo/test_ppo_export store/test_secure \
   store/test_store runtime/test_checkpoint_local runtime/test_checkpoint_state runtime/test_checkpoint_stock runtime/test_group \
-  runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led))
+  runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led agent/test_agent_exit))
 REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) $(FAST) tests/hf tests/vllm tests/slurm)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
