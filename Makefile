@@ -6,7 +6,7 @@ SEEDS ?= 250
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test ci check full gpu fuzz chaos race etcd34 slurm vllm vllm-full hf hf-versions trainers compat diagnose-held docs lint types system clean install-systemd
+.PHONY: help setup run test tested ci check full gpu fuzz chaos race etcd34 slurm vllm vllm-full hf hf-versions trainers compat diagnose-held docs lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -19,7 +19,7 @@ help:
 	@echo "make slurm  the batch script of configs/slurm on a real Slurm of three nodes (root; 5 minutes)"
 	@echo "make diagnose-held  how often diagnose is right about logs that its rules were not written for"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
-	@echo "make compat the runtime on other versions of torch (several GB)"
+	@echo "make compat the runtime on other versions of torch (several GB); with PYTHON=python3.13 the tests of make test on that Python"
 	@echo "make hf-versions  level exact on other versions of transformers and TRL"
 	@echo "make docs   the documentation as a site, in site/ (open site/index.html)"
 	@echo "make chaos  all live scenarios, 30 minutes of random faults, and faults at every place, on real nodes (root; docs/CHAOS.md)"
@@ -59,7 +59,7 @@ FAST := $(addsuffix .py,$(addprefix tests/,levels/test_supervised daemon/test_fa
   runtime/test_exact ppo/test_ppo_circle store/test_kill runtime/test_vault_server daemon/test_asked levels/test_init \
   runtime/test_vault_client runtime/test_keeper store/test_embedded runtime/test_checkpoint_kill runtime/test_data_loader ppo/test_ppo_export store/test_secure \
   store/test_store runtime/test_checkpoint_local runtime/test_checkpoint_state runtime/test_checkpoint_stock runtime/test_group \
-  runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led))
+  runtime/test_group_timeout runtime/test_gloo_types runtime/test_exact_parts agent/test_agent_launch agent/test_agent_led agent/test_agent_exit))
 REST := $(addprefix --ignore ,$(COMPUTES) $(WAITS) $(FAST) tests/hf tests/vllm tests/slurm)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -67,7 +67,9 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # what computes for long (marked so), all else that runs real processes, and the trainers of others.
 # The units are tested before the live chaos, and never beside it: both arrange the machine's cgroups.
 QUICK := -m "not slow and not long"
-test: setup system lint types
+test: setup system lint types tested
+
+tested: setup system
 	$(BIN)/python -m pytest $(QUICK) -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds 100
 	$(BIN)/python -m pytest $(TWO) $(FAST)
@@ -175,8 +177,14 @@ $(VENV)-torch-%/.stamp: $(STAMP)
 	  { echo $(CURDIR); $(BIN)/python -c "import site; print(site.getsitepackages()[0])"; } > $$site/elasticrl.pth; done
 	@touch $@
 
+# With PYTHON=/path/to/python3.13: the tests of `make test` on that Python, in an environment of its own.
+ifneq ($(PYTHON),)
+compat:
+	version=$$($(PYTHON) -c "import sys; print('python%d.%d' % sys.version_info[:2])") && $(MAKE) tested PY=$(PYTHON) VENV=$(VENV)-$$version
+else
 compat: $(patsubst %,$(VENV)-torch-%/.stamp,$(COMPAT))
 	for torch in $(COMPAT); do $(VENV)-torch-$$torch/bin/python -m pytest -m "not slow and not long" $(TRIED) || exit 1; done
+endif
 
 # Trainers of transformers, TRL and Lightning (docs/TRAINERS.md, docs/LEVELS.md). They fit into the environment that there is. That it cannot be tested is a
 # failure here, not a skip.
@@ -227,7 +235,7 @@ types: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-race-* .venv-torch-* build dist site *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-race-* .venv-torch-* .venv-python* build dist site *.egg-info
 
 # Units, users and directories. DESTDIR for packagers, who create users and directories at installation. The @ units are the
 # same with one configuration per instance. The units find `elasticrl` where it is found now.

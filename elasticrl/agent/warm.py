@@ -8,9 +8,11 @@ The rules of forking, each learned from children that hung: no parallel torch op
 thread before the fork. `prepare` checks the last; the others are kept by only importing here.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
+import inspect
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -19,6 +21,7 @@ import socket
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +79,7 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
     global failure  # noqa: PLW0603 - read in the children
     die_with(agent)
     title("fork")
+    keep_exits()
     os.environ[PARENT] = str(os.getpid())
     try:
         load(modules)
@@ -104,6 +108,16 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
 
     signal.signal(COMPLETE, begin)
     os.register_at_fork(before=wait, after_in_child=forget)
+
+
+def keep_exits() -> None:
+    """Have children run at exit what was registered before the fork, as `worker.end` does: Python 3.13's fork server has them
+    forget it, and with it whatever is registered once for all that comes, as `logging` and `weakref.finalize` do.
+    """
+    server: Any = multiprocessing.forkserver
+    if hasattr(server, "atexit"):
+        server.atexit = types.ModuleType("atexit")
+        vars(server.atexit).update(vars(atexit), _clear=lambda: None)
 
 
 def ready_to_fork(modules: Iterable[str], threads: int = 1) -> bool:
@@ -142,7 +156,8 @@ def start_server(modules: Iterable[str], later: Iterable[str], address: Path) ->
     load(SHARED)
     wanted = ("elasticrl.agent.worker", *modules)
     multiprocessing.set_forkserver_preload(["elasticrl.agent.warm"])
-    forked = sys.version_info < (3, 14) and len(lost(own_threads())) == 1  # a later Python's server wants a key as well
+    wants_key = "authkey_r" in inspect.signature(multiprocessing.forkserver.main).parameters  # as Python 3.14's does
+    forked = not wants_key and len(lost(own_threads())) == 1
     if forked:
         _fork(wanted, later, address)
     os.environ[FORK_SERVER] = f"{os.getpid()}:{','.join(wanted)}:{','.join(later)}"  # for one that is started anew
