@@ -268,7 +268,6 @@ MUTANTS: Final = (
     _m("a held node leaves when its time is up", "core.node.follow", "if safe or late", "if safe", "a-held-node-leaves-when-its-time-is-up"),
     _m("who misses two rungs is kept out", "core.lead.lost_seats", "unwanted = dict.fromkeys(cause.who, cause)", "unwanted = {}", "who-misses-two-rungs-is-kept-out"),
     _m("a probe that finds all well goes on from the vaults", "core.lead.probing", "Rung.RESTART if strike.count == 1 else Rung.RELOAD", "Rung.RELOAD", "a-stall-that-nobody-caused"),
-    _m("the quarantined lose their seat", "core.lead.scene", "        if member.node in self.held:\n", "        if False:\n", "the-plan-without-it-is-late"),
     _m("nobody is kept out whom the job needs", "core.lead.quarantines", "if share <= left else", "if True else", "a-sick-node-that-is-needed-stays"),
     _m("a first quarantine is short", "core.lead.quarantines", "quarantine.strikes - 1", "quarantine.strikes", "a-first-quarantine-is-short"),
     _m("a quarantine lasts", "core.lead.quarantines", "        if scene.now >= due:\n", "        if True:\n", "a-first-quarantine-is-short"),

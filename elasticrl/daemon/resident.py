@@ -30,7 +30,7 @@ from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.spec import spec_of
-from elasticrl.daemon.stored import highest_incarnation
+from elasticrl.daemon.stored import highest_incarnation, remember
 from elasticrl.diagnose.job_store import embedded, store_settings
 from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
@@ -92,7 +92,9 @@ class Resident(ABC):
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
         """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
-        return next_life(self.name, last, await self._patiently(lambda: highest_incarnation(store, self.name)))
+        life = next_life(self.name, last, await self._patiently(lambda: highest_incarnation(store, self.name)))
+        await self._patiently(lambda: remember(store, life.member))
+        return life
 
     async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
         """Ask the store until it answers; say so when it does not. `passing`: what may pass."""

@@ -63,17 +63,24 @@ def taken(host: str, port: int) -> bool:
 
 async def highest_incarnation(store: Store, node: str) -> int:
     """The newest life of this node that the store remembers anywhere; 0 if it does not know it."""
-    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node))
+    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node), keys.life_key(node))
     answer = await store.txn((), [Get(scope=place) for place in places])
-    plan, record, quarantine, drain = (r.entries[0] if r.entries else None for r in answer.responses)
+    plan, record, quarantine, drain, life = (r.entries[0] if r.entries else None for r in answer.responses)
     members: list[Member] = []
     if plan:
         seats = keys.load(Plan, plan.value, keys.PLAN)
         members += [seat.member for seat in seats.seats + seats.spares]
     members += [keys.load(Record, record.value, record.key).member] if record else []
     members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
-    members += [keys.load(Member, drain.value, drain.key)] if drain else []
+    members += [keys.load(Member, each.value, each.key) for each in (drain, life) if each]
     return max((member.incarnation for member in members if member.node == node), default=0)
+
+
+async def remember(store: Store, life: Member) -> None:
+    """So that its node's next life is another one, wherever this one is forgotten. Found live: a node lost its power, its lease
+    ran out, and the next plan did not name it. Nothing remembered that life, and the next one had its number.
+    """
+    await store.txn((), [Put(key=keys.life_key(life.node), value=keys.dump(life))])
 
 
 async def at_first(store: Store) -> tuple[int, int]:

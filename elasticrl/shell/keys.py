@@ -39,6 +39,7 @@ MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"
 DRAINED = "drained"
+LIVES = "lives/"
 ROLLOUTS = "rollout/"
 PAST = "past"
 SECRET = "secret"  # noqa: S105 - the key's name, not a secret
@@ -80,6 +81,11 @@ def quarantine_key(node: str) -> str:
 def drain_key(node: str) -> str:
     """Where a node's request to leave lies."""
     return DRAINS + node
+
+
+def life_key(node: str) -> str:
+    """Where a node's newest life lies."""
+    return LIVES + node
 
 
 def rollout_key(node: str) -> str:

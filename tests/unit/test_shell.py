@@ -17,7 +17,7 @@ from elasticrl.contract.orders import Halt, Kill, Launch, Park, Reform
 from elasticrl.contract.settings import Membership, Settings
 from elasticrl.core.node.follow import TOGETHER_S
 from elasticrl.core.node.state import State
-from elasticrl.daemon.stored import at_first
+from elasticrl.daemon.stored import at_first, highest_incarnation, remember
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import Office, request, together
@@ -620,3 +620,15 @@ def test_the_end_of_an_old_lease_that_is_told_late_costs_the_new_one_nothing() -
     assert (office.lease, told) == (fresh, [])
     assert asyncio.run(office.perform(publish))
     assert office.lease is None, "it is this one that has gone"
+
+
+def test_a_life_that_nothing_else_names_is_remembered() -> None:
+    """Found live: a node lost its power, its lease ran out, the next plan did not name it, and it came back as the same life."""
+
+    async def known() -> list[int]:
+        store = MemoryStore(MemoryServer())
+        before = await highest_incarnation(store, "n03")
+        await remember(store, Member(node="n03", incarnation=2))
+        return [before, await highest_incarnation(store, "n03"), await highest_incarnation(store, "n0")]
+
+    assert asyncio.run(known()) == [0, 2, 0]
