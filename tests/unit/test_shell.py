@@ -623,7 +623,7 @@ def test_the_end_of_an_old_lease_that_is_told_late_costs_the_new_one_nothing() -
 
 
 def test_a_life_that_nothing_else_names_is_remembered() -> None:
-    """Found live: a node lost its power, its lease ran out, the next plan did not name it, and it came back as the same life."""
+    """Found live: a node lost its power and its lease, the next plan did not name it, and it came back as the same life."""
 
     async def known() -> list[int]:
         store = MemoryStore(MemoryServer())
