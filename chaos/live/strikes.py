@@ -251,6 +251,8 @@ class Hands(StorageHands):
             self.off.discard(node)
             if boots and self._stopped():
                 self.dark.add(node)
+                for folder in ("/dev/shm/elasticrl", "/run/elasticrl"):  # which a boot has empty
+                    shutil.rmtree(self.lab.boxes[node].path(f"{folder}/{self.job.name}"), ignore_errors=True)
                 return
             wanted = bool(overrides or env)
             if self._started_since(node, struck, 20.0):
