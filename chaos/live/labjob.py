@@ -115,14 +115,14 @@ class LabJob:
             "model": {"tp": team},
             "store": {"endpoints": list(lab.endpoints), "try_timeout": "1s", "timeout": "5s"},
             "lanes": {"count": LANES, "digest": "full"},
-            # A fifth node makes no step of 12 lanes quicker, and would be left out.
-            "membership": {"grow": "always" if len(lab.boxes) > 4 else "useful"},
             "vault": {"timeout": "10s", "linger": "20s"},
             "checkpoint": {"dir": str(lab.disk / "saves"), "every": save_every, "keep_last": 3},
             "telemetry": {"log_dir": str(self.folder / "log"), "format": "json"},
         }
         for section, values in [*(ppo_conf(self.folder) if trainer == "ppo" else {}).items(), *conf.items()]:
             plain.setdefault(section, {}).update(values)
+        if len(lab.boxes) > 4 and plain.get("membership", {}).get("grow") == "useful":
+            plain["membership"]["grow"] = "always"  # a fifth node makes no step of 12 lanes quicker
         self.config = self.folder / "job.yaml"
         self.config.write_text(yaml.safe_dump(plain), encoding="utf-8")
         self.tree: Tree = load(self.config, ["node.name=n0"])
