@@ -59,6 +59,7 @@ class Node:
 
     # Of thousands of nodes each attribute is looked for all the time, and they take less memory so.
     __slots__ = (
+        "__dict__",  # what a test listens at, of one node
         "_endpoint", "agent_life", "agent_up", "answered", "beat_phase", "bits", "born", "chance", "clock", "cluster",
         "daemon_paused", "daemon_up", "dead", "detector", "doubted", "exit", "found", "frozen", "gang", "generation",
         "hung", "in_kernel", "inbox", "incarnation", "known_agent", "lap", "lease", "lease_sent", "life", "loaded_at",

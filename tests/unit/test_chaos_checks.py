@@ -138,7 +138,10 @@ def test_a_plan_that_the_store_lost_before_anybody_could_see_it_was_never_writte
     assert twice(wiped(1.05)) == 1
     assert twice() == 2, "nothing was lost"
     assert twice(wiped(1.2)) == 2, "its news had come by then"
-    assert twice(began, wiped(1.05)) == 2, "a worker was told of it"
+    other = plan(1, *NODES[:2])
+    assert twice(wiped(1.05), plan=other) == 1
+    assert twice(began, wiped(1.05), plan=other) == 2, "a worker was told of it"
+    assert twice(began, wiped(1.05)) == 1, "the very same one tells it nothing new"
     assert twice(wiped(1.05), plan=plan(2, *NODES)) == 2, "its number is not used again"
     assert twice(wiped(1.05), plan=replace(plan(1, *NODES), again=True)) == 2
 
