@@ -17,7 +17,6 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 ORDER: Final = {"__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
-MANY: Final = 8  # slots from which on it pays to open a value to fill it
 Write = Callable[[Any, dict[str, Any]], str]  # a method's source, for a class; what it needs goes into the dictionary
 
 if TYPE_CHECKING:
@@ -72,12 +71,8 @@ def _compiled_later(cls: Any, name: str, write: Write) -> Callable[..., Any]:
 
 
 def _init(cls: Any, known: dict[str, Any], *, frozen: bool) -> str:
-    known |= {"MISSING": MISSING, "_set": object.__setattr__, "_become": _become}
+    known |= {"MISSING": MISSING, "_set": object.__setattr__}
     parameters, body = ["self"], []
-    opened = _opened(cls) if frozen else None
-    if opened is not None:
-        known["_Opened"] = opened
-        body.append("cls = self.__class__\n _become(self, _Opened)")
     for field in sorted(fields(cls), key=lambda field: bool(field.kw_only)):
         name, value, default = field.name, field.name, ""
         if field.default is not MISSING:
@@ -89,34 +84,16 @@ def _init(cls: Any, known: dict[str, Any], *, frozen: bool) -> str:
             parameters.append("*")
         parameters.append(name + default)
         slot = getattr(cls, name, None)
-        if not frozen or opened is not None:
+        if not frozen:
             body.append(f"self.{name} = {value}")
         elif isinstance(slot, MemberDescriptorType):
             known[f"_set_{name}"] = slot.__set__  # quicker than the general way, and refused as little
             body.append(f"_set_{name}(self, {value})")
         else:
             body.append(f"_set(self, {name!r}, {value})")
-    if opened is not None:
-        body.append("_become(self, cls)")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     return f"def __init__({', '.join(parameters)}):\n " + "\n ".join(body or ["pass"])
-
-
-_become: Final = vars(object)["__class__"].__set__
-
-
-def _opened(cls: Any) -> Any:
-    """A class of the same slots that may be set. A value is one of it while it is made: to set each slot past the refusal takes
-    twice as long, and records, views and reports have dozens. None: it has few, or a dictionary.
-    """
-    slots = [getattr(cls, field.name, None) for field in fields(cls)]
-    if len(slots) < MANY or not all(isinstance(slot, MemberDescriptorType) for slot in slots):
-        return None
-    if any("__slots__" not in vars(base) for base in cls.__mro__[:-1]):
-        return None
-    body = {"__slots__": cls.__slots__, "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
-    return type(cls.__name__, cls.__bases__, body)
 
 
 def _compare(cls: Any, _: dict[str, Any], *, name: str, sign: str) -> str:

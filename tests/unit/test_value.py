@@ -67,7 +67,7 @@ def test_a_frozen_value_is_hashed_by_its_fields_and_cannot_be_changed(made: Call
 def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_changed(made: Callable[..., Any]) -> None:
     @made(frozen=True, slots=True, kw_only=True)
     class Many:
-        """More fields than are set one by one."""
+        """Of many fields."""
 
         a: int = 0
         b: int = 0
@@ -89,6 +89,9 @@ def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_ch
             with pytest.raises(FrozenInstanceError, match="'i'"):
                 self.i = 1  # type: ignore[misc]
 
+    class Loose(Many):  # of another layout
+        pass
+
     for kind in (Many, More):
         one = kind(a=1, g=7)
         assert type(one) is kind
@@ -100,6 +103,7 @@ def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_ch
         with pytest.raises((AttributeError, TypeError)):  # slots
             one.other = 1  # type: ignore[attr-defined]
     assert Many(a=1) != More(a=1)
+    assert Loose(a=2).a == 2
 
 
 def test_a_value_with_a_dictionary_of_its_own_is_the_same_value() -> None:
