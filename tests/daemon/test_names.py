@@ -1,5 +1,6 @@
 """Two machines with one name, as after an image was cloned: one of them goes and says why, the other trains on."""
 
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -97,3 +98,18 @@ def test_the_name_of_a_machine_that_died_is_free_when_its_lease_has_run_out(mach
     assert other.events("n0", "daemon.started")[0]["member"] == "n0/2"
     assert not other.events("n0", "daemon.refused")
     other.until(lambda: other.agent_runs("n0"), 30.0, "its agent, which is then ended with it")
+
+
+def test_a_node_that_lost_its_power_is_another_life_though_nothing_else_tells_of_the_last_one() -> None:
+    """Found live: its lease had run out, and the newest plan did not name it."""
+    with Job(name="one", conf={**ALONE, "membership": {**ALONE["membership"], "max_nodes": 2}}) as job:
+        job.start("n0")
+        job.start("n1")
+        job.until_steps(2, within_s=patience(60.0), count=3)
+        job.kill_node("n1")
+        shutil.rmtree(job.folder / "run" / "one" / "n1")  # as a boot does
+        job.until(lambda: "n1" not in job.records(), patience(30.0), "its lease has run out")
+        job.until_steps(1, within_s=patience(60.0), count=3)
+        job.start("n1")
+        job.until(lambda: "n1" in job.records(), patience(60.0), "it is back")
+        assert job.records()["n1"].member.incarnation == 2
