@@ -1,5 +1,6 @@
 """How a job ends: with its last checkpoint committed, on the disk as in the store; and what follows when the store is lost."""
 
+import json
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from chaos.patience import patience
 from elasticrl.cli.find import left_behind
 from elasticrl.contract.model import Outcome, Phase, Plan
 from elasticrl.core.node.adopt import AHEAD
+from elasticrl.daemon.client import Unanswered
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.shell import keys
@@ -115,6 +117,29 @@ def test_a_job_that_is_stopped_while_it_is_paused_saves_what_it_has_made() -> No
         (step, committed), *_ = job.shelved()
         assert committed
         assert step >= sealed > 0
+
+
+def test_a_stop_counts_for_a_daemon_whose_life_began_beside_a_store_with_higher_numbers() -> None:
+    """Found live: the store had lost its data. Its numbers began anew, so that a stop passed for one of before that life."""
+    with job_of(0) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, count=5, within_s=patience(60.0))
+        for node in ("n0", "n1"):
+            job.daemons[node].kill()
+            job.daemons[node].wait(10.0)
+            (path,) = job.folder.rglob(f"{node}/life.json")
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"since": 1_000_000}))
+        job.start("n0", "n1")
+        job.until(lambda: _adopted(job, "n0") and _adopted(job, "n1"), patience(60.0), "both go on with their lives")
+        job.ask("n0", "stop")
+        assert job.ends(patience(30.0)) == [STOPPED, STOPPED]
+
+
+def _adopted(job: Job, node: str) -> bool:
+    try:
+        return bool(job.ask(node, "status")["generation"])
+    except Unanswered:
+        return False
 
 
 def test_what_a_job_made_that_hung_when_it_was_stopped_is_in_memory_for_the_next() -> None:
