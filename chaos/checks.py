@@ -997,7 +997,7 @@ CHECKS: tuple[Check, ...] = (
 def known(scenario: Scenario, history: History) -> History:
     """The history without plans that the store lost while their news was on its way, and that no worker was told of: nobody
     has seen them, and another plan may bear their number (found by seed 47000098). The very same plan may: a repeated request
-    writes it again, and who was told of it is told nothing new (found by seed 53001330).
+    writes it again, and who was told of it is told nothing new.
     """
     news_s = scenario.shape.apart_s + 2 * scenario.shape.watch_s
     losses = [

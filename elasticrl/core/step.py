@@ -5,7 +5,7 @@ plan still right; do my workers match the plan; do I belong (lease, record); sho
 again. A wish that was already acted on, and whose effect may still be on its way, is not acted on again before `retry_s`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import inf
@@ -356,22 +356,16 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
     return tuple(said)
 
 
-# Thousands of nodes of one simulation say the same of the same plan. (To hash a plan would take too long.)
-_adopted: list[tuple[Plan, tuple[Say, ...]]] = []
-
-
-def adopted(plan: Plan) -> tuple[Say, ...]:
+def adopted(plan: Plan) -> Iterator[Say]:
     """What is said of a plan that is seen first."""
-    if not _adopted or _adopted[0][0] is not plan:
-        fields = {
-            "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
-            "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds,
-            "nodes": culprits(plan.causes), "reason": plan.reason,
-        }  # fmt: skip
-        said = [Say(event="plan.adopted", fields=fields)]
-        said += [found(plan.verdict)] if plan.verdict is not None else []
-        _adopted[:] = [(plan, tuple(said))]
-    return _adopted[0][1]
+    fields = {
+        "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
+        "resume": plan.resume, "rung": plan.rung.name.lower(), "causes": plan.kinds,
+        "nodes": culprits(plan.causes), "reason": plan.reason,
+    }  # fmt: skip
+    yield Say(event="plan.adopted", fields=fields)
+    if plan.verdict is not None:
+        yield found(plan.verdict)
 
 
 def _answered(state: State) -> bool:

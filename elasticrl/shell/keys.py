@@ -14,6 +14,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     rollout/<node>       what a rollout node says of itself, under its lease
     drain/<node>         the life of a node that was asked to leave
     drained              who was asked last; each drain is fenced by the one before
+    lives/<node>         the newest life of a node
     past                 what befell the job so far, for display
     secret               the key that neighbours sign their beats with
 """

@@ -87,7 +87,7 @@ def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_ch
         def __post_init__(self) -> None:
             assert type(self) is More
             with pytest.raises(FrozenInstanceError, match="'i'"):
-                self.i = 1  # type: ignore[misc]
+                self.i = 1  # type: ignore[misc] # that it is refused
 
     class Loose(Many):  # of another layout
         pass
@@ -99,9 +99,9 @@ def test_a_value_of_many_fields_is_of_its_class_once_it_is_made_and_cannot_be_ch
         assert (one.a, one.b, one.g, one.h) == (1, 0, 7, [])
         assert one.h is not kind().h
         with pytest.raises(FrozenInstanceError, match="'g'"):
-            one.g = 8  # type: ignore[misc]
+            one.g = 8  # type: ignore[misc] # that it is refused
         with pytest.raises((AttributeError, TypeError)):  # slots
-            one.other = 1  # type: ignore[attr-defined]
+            one.other = 1  # type: ignore[attr-defined] # likewise
     assert Many(a=1) != More(a=1)
     assert Loose(a=2).a == 2
 
@@ -123,7 +123,7 @@ def test_a_value_with_a_dictionary_of_its_own_is_the_same_value() -> None:
     assert (one, one.twice, vars(one)) == (Loose("a"), "aa", {"name": "a", "more": 3, "twice": "aa"})
     assert replace(one, name="b").twice == "bb"
     with pytest.raises(FrozenInstanceError, match="'name'"):
-        one.name = "b"  # type: ignore[misc]
+        one.name = "b"  # type: ignore[misc] # that it is refused
 
 
 def test_a_wrong_call_is_refused_by_the_name_of_the_class(made: Callable[..., Any]) -> None:

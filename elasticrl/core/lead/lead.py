@@ -63,8 +63,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     scene = scene.recalling(memory)
     move = next((move for rule in RULES if (move := rule(scene)) is not None), Move())
     release, wake_at = guard(scene)
-    # A leader that does not know the newest plan does not know either whom it keeps out. Found by simulation: it put away three
-    # more than may be.
+    # A quarantine is refused with its plan: who does not know the newest plan may not know either whom it keeps out. Found by
+    # simulation: such a leader put away three nodes more than may be.
     with_plan = move.confine[:WITH_A_PLAN] if move.plan else ()
     actions: list[Action] = [
         Confine(quarantine=quarantine, if_leader=state.view.leader_revision)

@@ -44,7 +44,7 @@ from elasticrl.core.node.suspect import Conviction, conviction, neighbours, spli
 
 T = TypeVar("T")
 BACK_TTLS = 3  # so many leases long a member that is heard may be without one
-PUTS_OUT = frozenset({Why.SILENT, Why.UNREACHED, Why.UNJOINED})  # by whom the caps do not spare
+PUTS_OUT = frozenset({Why.SILENT, Why.UNREACHED, Why.UNJOINED})  # for these a node is kept out, unless a cap spares it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
